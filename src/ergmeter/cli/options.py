@@ -45,6 +45,16 @@ def with_each(*options: Callable[..., Any]) -> Callable[..., Any]:
     return with_all
 
 
+def given_parameters() -> dict[str, click.Parameter]:
+    """Return the parameters that the command line gives, by name."""
+    context = click.get_current_context()
+    return {
+        param.name: param
+        for param in context.command.params
+        if param.name and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    }
+
+
 def listed(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
     """The parts of an option that are joined by commas; none where it is not given."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
@@ -123,10 +133,9 @@ def _with_form(options: list[Callable[..., Any]], function: Callable[..., Any]) 
         form: str = "text",
         **options: Any,  # noqa: ANN401  click passes what it parsed
     ) -> Any:  # noqa: ANN401
-        source = click.get_current_context().get_parameter_source("form")
         asked = {"--json": "json"} if as_json else {}
         asked |= {"--md": "md"} if as_markdown else {}
-        asked |= {f"--format {form}": form} if source is ParameterSource.COMMANDLINE else {}
+        asked |= {f"--format {form}": form} if "form" in given_parameters() else {}
         if len(set(asked.values())) > 1:
             raise click.UsageError(f"{' and '.join(asked)} are two forms; give one")
         check_page(page)

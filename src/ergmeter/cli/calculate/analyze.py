@@ -15,6 +15,7 @@ from ergmeter.cli.options import (
     check_page,
     check_writable,
     flag,
+    given_parameters,
     repeated,
     with_default,
     with_each,
@@ -222,13 +223,8 @@ _OF_COMPARE = ("earlier", "compare", "as_json", "as_markdown", "form", "page")
 
 def _check_alone() -> None:
     """Refuse options that --compare would leave without effect."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    for option in context.command.params:
-        name = option.name or ""
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in _OF_COMPARE:
+    for name, option in given_parameters().items():
+        if name not in _OF_COMPARE:
             message = "--compare goes with files, --json, --md, --format and --html"
             raise UsageError(f"{message}; leave out {option.opts[0]}")
 

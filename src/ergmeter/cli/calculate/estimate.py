@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ergmeter.cli import work_options as step
-from ergmeter.cli.options import Forms, flag, with_default, with_each, with_forms
+from ergmeter.cli.options import Forms, flag, given_parameters, with_default, with_each, with_forms
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,16 +119,12 @@ _TAKEN_BY_SERVING = {
 }
 
 
-def check_serving(context: click.Context) -> None:
+def _check_serving() -> None:
     """Refuse what was given and serving makes no use of: else it would pass for counted."""
-    for option in context.command.params:
-        name = option.name or ""
-        if name in _TAKEN_BY_SERVING or (
-            context.get_parameter_source(name) is ParameterSource.DEFAULT
-        ):
-            continue
-        instead = "say --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
-        raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
+    for name, option in given_parameters().items():
+        if name not in _TAKEN_BY_SERVING:
+            instead = "say --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
+            raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
 
 
 @click.command()
@@ -156,7 +151,7 @@ def command(
 
     options = with_grid(options)
     if options["inference"]:
-        check_serving(click.get_current_context())
+        _check_serving()
         forms.show(serving_document(model, options))
     else:
         forms.show(training_document(model, options))

@@ -12,6 +12,7 @@ from ergmeter.cli.options import (
     COUNT,
     PATH,
     flag,
+    given_parameters,
     path_option,
     print_json,
     repeated,
@@ -142,14 +143,12 @@ _SCHEDULERS = ("slurm", "ray")  # which choose the GPUs, and when a cell starts
 
 def check_launcher(options: dict[str, Any]) -> None:
     """Refuse what was asked for and would have no effect with a scheduler."""
-    source = click.get_current_context().get_parameter_source
-    names = {"cool_down_s": "--cool-down", "allow_busy": "--allow-busy"}
-    for name, option in names.items():
-        is_given = source(name) is not click.core.ParameterSource.DEFAULT and options[name]
-        if is_given and options["launcher_name"] in _SCHEDULERS:
+    given = given_parameters()
+    for name in ("cool_down_s", "allow_busy"):
+        if name in given and options[name] and options["launcher_name"] in _SCHEDULERS:
             raise click.UsageError(
-                f"{option} is of the launcher local: with {options['launcher_name']} the scheduler"
-                " places the cells; leave it out"
+                f"{given[name].opts[0]} is of the launcher local: with {options['launcher_name']}"
+                " the scheduler places the cells; leave it out"
             )
 
 

@@ -18,6 +18,7 @@ from ergmeter.cli.options import (
     Forms,
     check_page,
     flag,
+    given_parameters,
     path_option,
     repeated,
     with_format,
@@ -127,19 +128,17 @@ def _resume_command(out: Path) -> str:
 
     context = click.get_current_context()
     words: list[str] = []
-    for param in context.command.params:
-        name = param.name or ""
-        source = context.get_parameter_source(name)
-        if source is not click.core.ParameterSource.COMMANDLINE or name in _NOT_AGAIN:
-            continue
+    for name, param in given_parameters().items():
         value = context.params[name]
-        if isinstance(param, click.Option):
-            flag = [param.opts[0]]
-            words += flag if param.is_flag else []
-            listed = value if param.multiple else (value,)
-            words += [] if param.is_flag else [word for v in listed for word in (*flag, str(v))]
-        else:
+        if name in _NOT_AGAIN:
+            continue
+        if not isinstance(param, click.Option):
             words.append(str(value))
+        elif param.is_flag:
+            words.append(param.opts[0])
+        else:
+            values = value if param.multiple else (value,)
+            words += [word for v in values for word in (param.opts[0], str(v))]
     words = redacted([*context.command_path.split(), *words, "--out", str(out), "--resume"])
     return shlex.join(words)
 

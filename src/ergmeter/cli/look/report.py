@@ -85,7 +85,12 @@ def _show(
     if forms.page is not None:
         from ergmeter.views.run.report import page_sections
 
-        _check_one_training(run)
+        several = len(run.trainings)
+        if several > 1 and not run.beside:
+            raise click.UsageError(
+                f"{several} trainings in this run, each with a page of its own: --training 1 (to"
+                f" {several})"
+            )
         sections = page_sections(evidence, summary)
     data = report(run, summary, settings)
     shown = document([(run, summary)], sections=sections, show_all=show_all, data=data)
@@ -93,12 +98,3 @@ def _show(
         forms.write_page(shown, is_alone=True)
     else:
         forms.show(shown)
-
-
-def _check_one_training(run: Run) -> None:
-    several = len(run.trainings)
-    if several > 1 and not run.beside:
-        raise click.UsageError(
-            f"{several} trainings in this run, each with a page of its own: --training 1 (to"
-            f" {several})"
-        )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _ROUND_S = 1.0
 _INTEREST_S = 30.0  # a page counts as open this long after its last request
-_LARGEST_HEADER_BYTES = 2**20
 _HEADER_FIELDS = ("created", "command")
 _RUNNING = "running"
 
@@ -153,15 +152,9 @@ class RunListing:
 @lru_cache(maxsize=10_000)
 def _header(path: Path, name: str, _stamp: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields of a header that the list shows, empty if it is damaged."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(_LARGEST_HEADER_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(header, dict):
-        return {}
+    header = fmt.readable_header(path)
     fields = {field: header.get(field) for field in _HEADER_FIELDS}
-    return {**fields, "title": str(header.get("name") or name)}
+    return {**fields, "title": str(header.get("name") or name)} if header else {}
 
 
 # Answer cache. A run that is being written changes all the time, and its summary takes longer as it

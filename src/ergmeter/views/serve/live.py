@@ -13,7 +13,7 @@ from typing import Any
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.live.recent_window import first_start_ns, recent
-from ergmeter.records import Reading, Result
+from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import documents
@@ -103,7 +103,7 @@ class LiveLook:
         self._since_ns = update.window.end_ns
         step_s = update.summary.readings["time.step_s"]
         self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
-        readings = {key: _result_json(update.summary.readings[key]) for key in keys}
+        readings = {key: shown_result(update.summary.readings[key]) for key in keys}
         self._last = {
             "step": update.step,
             "lasted_s": (update.window.end_ns - run.start_ns) / NS_PER_S,
@@ -113,9 +113,13 @@ class LiveLook:
         }
 
 
-def _result_json(result: Result) -> dict[str, Any]:
+def shown_result(result: Result) -> dict[str, Any]:
+    """Return a reading with its display texts, or the reason for its absence."""
     body = documents.result(result)
-    if isinstance(result, Reading):
-        # A loss has no unit to show; a tile that is named by its unit shows just the number.
-        body |= {"text": card.value(result), "bare": card.column_text(result)}
+    if isinstance(result, Missing):
+        body["text"] = "-"
+    elif "value" in body:
+        # A column, or a tile that is named by its unit, shows just the number.
+        texts = {"text": card.value(result), "bare": card.column_text(result)}
+        body |= {**texts, "interval": card.interval(result)}
     return body

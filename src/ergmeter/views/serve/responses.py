@@ -29,7 +29,7 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
-from ergmeter.records import COLUMN_KINDS, Device, Missing, Reading, Result
+from ergmeter.records import COLUMN_KINDS, Device, Reading
 from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
 from ergmeter.units import significant
@@ -42,6 +42,7 @@ from ergmeter.views.charts.time_charts import IDS, time_charts
 from ergmeter.views.render.html import html, vega, without_legends
 from ergmeter.views.run import card, check
 from ergmeter.views.run.report import page_sections
+from ergmeter.views.serve.live import shown_result
 from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def row(path: str, root: str) -> bytes:
         {
             **about(run),
             "status": run.status,
-            "readings": {key: _brief(result) for key, result in results.items()},
+            "readings": {key: shown_result(result) for key, result in results.items()},
             "is_damaged": bool(run.verified()),
         },
         root,
@@ -234,7 +235,7 @@ def document(path: str, root: str) -> bytes:
         **documents.report(run, summary),
         **about(run),
         "titles": _titles(summary.readings),
-        "shown": {key: _brief(reading) for key, reading in summary.readings.items()},
+        "shown": {key: shown_result(reading) for key, reading in summary.readings.items()},
         "check": check.check_data(run, verdict),
         "ahead": _remaining_json(evidence),
     }
@@ -343,7 +344,7 @@ def ledger(path: str, root: str) -> bytes:
         {
             "source": entry.source,
             "facts": dict(entry.facts),
-            "readings": {key: _brief(figure) for key, figure in entry.figures.items()},
+            "readings": {key: shown_result(figure) for key, figure in entry.figures.items()},
             "remarks": list(entry.remarks),
         }
         for entry in entries_read.entries
@@ -381,18 +382,6 @@ def _labels(run: Run) -> Labels:
 def _titles(keys: Iterable[str]) -> dict[str, str]:
     metrics = catalogue()
     return {key: metrics[key].title for key in keys if key in metrics}
-
-
-def _brief(result: Result) -> dict[str, Any]:
-    """Return a reading with its display text, or the reason for its absence."""
-    body = documents.result(result)
-    if isinstance(result, Reading) and "value" in body:
-        # A column names its unit in its head.
-        texts = {"text": card.value(result), "bare": card.column_text(result)}
-        body |= {**texts, "interval": card.interval(result)}
-    elif isinstance(result, Missing):
-        body["text"] = "-"
-    return body
 
 
 def _sources(evidence: Evidence, column: str) -> list[Device | None]:
