@@ -110,6 +110,13 @@ _METAVARS = {
 }
 
 
+TOKENS_ARE = click.option(
+    "--tokens-are",
+    type=click.Choice(["step", "line", "total"]),
+    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+)
+
+
 def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `Settings` to a command, which gets them as one `settings`."""
 
@@ -307,6 +314,10 @@ def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     argument = click.argument("run", type=PATH, required=False)
     return argument(with_training(wrapped))
+
+
+# Add RUN, its settings and its FLOPs to a command, which gets `run`, `settings` and `flops`.
+with_run_and_settings = with_each(with_model, with_settings, with_run)
 
 
 def tell_damage(run: Run) -> int:

@@ -80,11 +80,6 @@ class SortableCell(str):
         cell.value = value
         return cell
 
-    @property
-    def text(self) -> str:
-        """The text alone."""
-        return str(self)
-
 
 class BarCell(str):
     """A cell of a `bar` column: a bar from `low` to `high`, as shares of the column's width."""

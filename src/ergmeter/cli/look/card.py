@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import check_writable, flag, path_option, with_default
-from ergmeter.cli.run_options import with_model, with_run, with_settings
+from ergmeter.cli.run_options import with_run_and_settings
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
     help="For the metadata. [default: fine-tuning where adapters were trained, else left out]",
 )
 @flag("--force", help="Overwrite files that exist.")
-@with_model
-@with_settings
-@with_run
+@with_run_and_settings
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_forms
-from ergmeter.cli.run_options import with_model, with_run, with_settings
+from ergmeter.cli.run_options import with_run_and_settings
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @with_forms
-@with_model
-@with_settings
-@with_run
+@with_run_and_settings
 def command(settings: Settings, flops: tuple[Flops, ...], run: Run, forms: Forms) -> None:
     """Show where the rest of the peak went. Without RUN: the newest under runs/.
 

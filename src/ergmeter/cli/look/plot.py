@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import check_folder, check_writable, flag, path_option, with_default
-from ergmeter.cli.run_options import with_model, with_run, with_settings
+from ergmeter.cli.run_options import with_run_and_settings
 from ergmeter.errors import suggestion
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ class _OfOneRun(click.Command):
     help="Of the files in a directory. Default: svg.",
 )
 @flag("--dark", help="On a dark ground.")
-@with_model
-@with_settings
-@with_run
+@with_run_and_settings
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

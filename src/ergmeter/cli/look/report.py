@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import flag, repeated, with_forms
-from ergmeter.cli.run_options import summaries, tell_next, with_model, with_run, with_settings
+from ergmeter.cli.run_options import summaries, tell_next, with_run_and_settings
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @flag("--all", "show_all", help="Every metric, with notes and missing ones.")
 @flag("--memory", help="Just memory over time, by device and phase.")
 @with_forms
-@with_model
-@with_settings
-@with_run
+@with_run_and_settings
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

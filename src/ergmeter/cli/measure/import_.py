@@ -10,7 +10,7 @@ import click
 
 from ergmeter.cli.options import flag, path_option, print_json
 from ergmeter.cli.progress import progress_bar
-from ergmeter.cli.run_options import with_model, with_settings
+from ergmeter.cli.run_options import TOKENS_ARE, with_model, with_settings
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ _REASONS = 3  # shown of those why runs began
     help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nvidia_smi, nxdt,"
     " torchtitan. [default: found out]",
 )
-@click.option(
-    "--tokens-are",
-    type=click.Choice(["step", "line", "total"]),
-    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
-)
+@TOKENS_ARE
 @flag(
     "--one-device",
     help="A log of nvidia-smi with no column that tells devices apart is of one device.",

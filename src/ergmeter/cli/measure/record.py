@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ergmeter.cli.options import check_folder, flag, path_option, repeated
-from ergmeter.cli.run_options import with_alerts, with_model, with_settings, with_sinks
+from ergmeter.cli.run_options import TOKENS_ARE, with_alerts, with_model, with_settings, with_sinks
 
 _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 
@@ -20,11 +20,7 @@ _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 )
 @path_option("--out", help="The run directory to make. [default: runs/DATE-NAME-xxxx]")
 @click.option("--name", help="What to call the run. [default: the script's name]")
-@click.option(
-    "--tokens-are",
-    type=click.Choice(["step", "line", "total"]),
-    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
-)
+@TOKENS_ARE
 @repeated("--probe", "probes", help="Use just these probes (may be repeated).")
 @click.option(
     "--interval",

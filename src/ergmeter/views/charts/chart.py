@@ -12,7 +12,7 @@ on white.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
@@ -109,10 +109,10 @@ class Chart:
     that a reader may choose from, by name; `axis` is the default one.
     """
 
-    id: str
-    title: str
-    unit: str
-    spec: dict[str, Any] | None
+    id: str = ""
+    title: str = ""
+    unit: str = ""
+    spec: dict[str, Any] | None = None
     table: Table | None = None
     note: str = ""
     reason: str = ""
@@ -159,8 +159,9 @@ def rounded(value: float, scale: Scale) -> float | None:
 def chart_of(
     id_: str, title: str, unit: str, draw: Callable[[], Chart], *, on_time: bool = False
 ) -> Chart:
-    """Return the chart, or an empty one with the reason."""
+    """Return what is drawn as the chart of an id and a title, or an empty one with the reason."""
     try:
-        return draw()
+        drawing = draw()
     except NotMeasurable as error:
-        return Chart(id_, title, unit, None, reason=str(error), on_time=on_time)
+        drawing = Chart(unit=unit, reason=str(error))
+    return replace(drawing, id=id_, title=title, on_time=on_time)

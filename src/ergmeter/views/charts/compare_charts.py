@@ -121,13 +121,11 @@ def pareto_chart(comparison: Comparison) -> Chart:
         [f"{group.name} {_mean_text(axes[0], own[0])}" for group, own in means],
         most=_NAMED,
     )
+    layers = vega.filled(_layers(rows, axes, scales))
     return Chart(
-        PARETO,
-        TITLE,
-        "",
-        vega.framed(f"{TITLE}: {words}", _HEIGHT_PX, vega.filled(_layers(rows, axes, scales))),
-        _table(front, means, axes),
-        note,
+        spec=vega.framed(f"{TITLE}: {words}", _HEIGHT_PX, layers),
+        table=_table(front, means, axes),
+        note=note,
         legend=legend,
     )
 

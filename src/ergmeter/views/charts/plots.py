@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import NotMeasurable, PluginError, UsageError
+from ergmeter.errors import NotMeasurable, PluginError
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.units import grouped
 from ergmeter.views.charts.chart import Chart, config, with_colours
@@ -34,9 +34,6 @@ _PIXELS = 2.0  # of a PNG, for each of the SVG's
 
 def charts(evidence: Evidence, summary: Summary, kinds: Collection[str]) -> list[Chart]:
     """Return charts of these kinds, drawn or with their reason, in page order."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise UsageError(f"no kind {unknown[0]!r} of plot; there are {', '.join(KINDS)}")
     charts_ = time_charts(evidence, kinds)
     if not set(kinds).isdisjoint(FIGURES):
         figures = figure_charts(evidence, summary, explain(evidence))

@@ -32,15 +32,16 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofline")
+_TIME_SPENT, _ENERGY_SPENT = "where the time went", "where the joules went"
 
 
 def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) -> list[Chart]:
     """Return all charts, drawn or with their reason."""
     return [
-        chart_of("ladder", _LADDER_TITLE, "%", lambda: _ladder(evidence.run, summary)),
+        chart_of("ladder", "from GPU util to MFU", "%", lambda: _ladder(evidence.run, summary)),
         chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
-        chart_of("time_spent", "where the time went", "s", lambda: _time_spent(evidence)),
-        chart_of("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
+        chart_of("time_spent", _TIME_SPENT, "s", lambda: _time_spent(evidence)),
+        chart_of("energy_spent", _ENERGY_SPENT, "J", lambda: _energy_spent(evidence)),
         chart_of("step_times", "step times", "s", lambda: _step_times(evidence)),
         chart_of("roofline", "roofline", "FLOP/s", lambda: _roofline(evidence)),
     ]
@@ -88,15 +89,12 @@ def _step_times(evidence: Evidence) -> Chart:
     if times.stalled > len(times.outliers):
         note += f"; the longest {len(times.outliers)} of {times.stalled} outliers are in the table"
     lines = _percentile_lines(times, scale)
+    layers = [_step_time_bars(times, scale), lines]
     return Chart(
-        "step_times",
-        "step times",
-        scale.unit,
-        vega.framed(
-            f"distribution of step times: {text}", 190, [_step_time_bars(times, scale), lines]
-        ),
-        _outliers(times),
-        note,
+        unit=scale.unit,
+        spec=vega.framed(f"distribution of step times: {text}", 190, layers),
+        table=_outliers(times),
+        note=note,
         legend=tuple((line["s"], _LINES[line["s"]]) for line in lines["data"]["values"]),
     )
 
@@ -165,7 +163,7 @@ def _roofline(evidence: Evidence) -> Chart:
     text = f"{significant(point.flops_per_byte)} FLOP/B, {scaled(point.flops_per_s, 'FLOP/s')}"
     described = f"roofline: this run at {text}, under the {point.bound_by} roof"
     spec = vega.framed(described, 230, _roofline_layers(point))
-    return Chart("roofline", "roofline", "TFLOP/s", spec, _roofline_table(point), point.note)
+    return Chart(unit="TFLOP/s", spec=spec, table=_roofline_table(point), note=point.note)
 
 
 def _roofline_layers(roofline: Roofline) -> list[vega.Layer]:
@@ -223,9 +221,6 @@ def _roofline_table(roofline: Roofline) -> Table:
 # Ladder.
 
 
-_LADDER_TITLE = "from GPU util to MFU"
-
-
 def _ladder(run: Run, summary: Summary) -> Chart:
     """From the most flattering metric to the most meaningful."""
     results = {catalogue()[key].title: summary.readings[key] for key in in_view("ladder")}
@@ -259,12 +254,10 @@ def _ladder(run: Run, summary: Summary) -> Chart:
         ),
     ]
     return Chart(
-        "ladder",
-        _LADDER_TITLE,
-        "%",
-        _bars(f"ladder: {_described(rows)}", rows, title="%", is_share=True),
-        Table(("rung", "value", "interval", "how"), tuple(table_rows)),
-        "; ".join(notes),
+        unit="%",
+        spec=_bars(f"ladder: {_described(rows)}", rows, title="%", is_share=True),
+        table=Table(("rung", "value", "interval", "how"), tuple(table_rows)),
+        note="; ".join(notes),
     )
 
 
@@ -282,10 +275,7 @@ def _time_spent(evidence: Evidence) -> Chart:
         (part.title, part.seconds, duration(part.seconds), part.time_frac)
         for part in breakdown.parts
     )
-    total = duration(breakdown.whole_s)
-    return _breakdown_chart(
-        "time_spent", "where the time went", scale, parts, total, breakdown.note
-    )
+    return _breakdown_chart(_TIME_SPENT, scale, parts, duration(breakdown.whole_s), breakdown.note)
 
 
 def _energy_spent(evidence: Evidence) -> Chart:
@@ -301,12 +291,10 @@ def _energy_spent(evidence: Evidence) -> Chart:
     note = f"{breakdown.joules_basis}; {breakdown.note}"
     if breakdown.unread_s >= 0.1:
         note += f"; {duration(breakdown.unread_s)} of the run's life were not read"
-    total = scaled(breakdown.whole_j, "J")
-    return _breakdown_chart("energy_spent", "where the joules went", scale, parts, total, note)
+    return _breakdown_chart(_ENERGY_SPENT, scale, parts, scaled(breakdown.whole_j, "J"), note)
 
 
 def _breakdown_chart(
-    id_: str,
     title: str,
     scale: Scale,
     parts: Iterable[tuple[str, float, str, float]],
@@ -321,7 +309,7 @@ def _breakdown_chart(
     table_rows = (*((row["name"], row["said"]) for row in rows), ("whole run", total))
     spec = _bars(f"{title}: {_described(rows)}", rows, title=scale.unit)
     table = Table(("part", "amount"), table_rows)
-    return Chart(id_, title, scale.unit, spec, table, f"{total} in all; {note}")
+    return Chart(unit=scale.unit, spec=spec, table=table, note=f"{total} in all; {note}")
 
 
 def _percent(share_frac: float) -> str:

@@ -107,10 +107,7 @@ def phase_chart(evidence: Evidence) -> Chart:
     left_out = len(_worth_showing(evidence)) - _MOST_MARKS
     notes = [f"of the rank that told the most of {ranks}"] if ranks > 1 else []
     notes += [f"{left_out} more marks are not shown"] if left_out > 0 else []
-    table = _phase_table(spans, marks)
-    return Chart(
-        "phases", "steps, phases and marks", "s", spec, table, "; ".join(notes), on_time=True
-    )
+    return Chart(unit="s", spec=spec, table=_phase_table(spans, marks), note="; ".join(notes))
 
 
 def _span_layer(
@@ -438,13 +435,10 @@ def _line_chart(evidence: Evidence, kind: _Kind) -> Chart:
     )
     legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
     return Chart(
-        kind.id,
-        kind.title,
-        scale.unit,
-        vega.framed(description, 170, [*_ground(evidence), *layers]),
-        _table(lines, scale),
-        note,
-        on_time=True,
+        unit=scale.unit,
+        spec=vega.framed(description, 170, [*_ground(evidence), *layers]),
+        table=_table(lines, scale),
+        note=note,
         legend=() if list(lines) == [kind.title] else legend,
     )
 

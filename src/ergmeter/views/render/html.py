@@ -167,9 +167,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    templates.globals.update(
-        td_class=_td_class, pieces=_JOINT.split, is_sortable_cell=_is_sortable_cell, zip=zip
-    )
+    templates.globals.update(td_class=_td_class, pieces=_JOINT.split, zip=zip)
     return templates
 
 
@@ -183,10 +181,6 @@ def _td_class(words: str, kind: str) -> str:
     if max(map(len, words.split()), default=0) > _WORD:
         return "unbroken"
     return "short" if len(words) <= _SHORT else "prose" if len(words) > _PHRASE else "phrase"
-
-
-def _is_sortable_cell(cell: str) -> bool:
-    return isinstance(cell, SortableCell)
 
 
 def _printable(value: object) -> object:

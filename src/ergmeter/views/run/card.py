@@ -225,14 +225,18 @@ def _what_ran(run: Run, summary: Summary) -> Iterator[Paragraph]:
     host = next((str(w.header.get("host")) for w in run.writers), "")
     where = f"{accelerators(run, summary) or 'no accelerator'} on {host}"
     yield Paragraph(OF_A_LOG if is_of_a_log(run, summary) else where, style="dim")
-    window = summary.readings["time.window_s"]
-    over = window.note if isinstance(window, Reading) else window.reason
-    over, _, more = over.partition("; ")
+    over, _, more = window_text(summary).partition("; ")
     for line in (f"{over}{_rule(summary)}", more):
         if line:
             yield Paragraph(line, style="dim")
     for name, text in label_lines(run):
         yield Paragraph(f"{name}: {text}")
+
+
+def window_text(summary: Summary) -> str:
+    """Return what a summary is over, or why there is no window."""
+    window = summary.readings["time.window_s"]
+    return window.note if isinstance(window, Reading) else window.reason
 
 
 def _rule(summary: Summary) -> str:

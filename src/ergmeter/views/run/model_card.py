@@ -26,7 +26,7 @@ from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.document import Document, Items, Paragraph, Part, Table
 from ergmeter.views.render.markdown import markdown
-from ergmeter.views.run.card import interval, label_lines, value
+from ergmeter.views.run.card import interval, label_lines, value, window_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,9 +213,7 @@ def _metrics(of: Sources) -> list[Part]:
 
 
 def _over(summary: Summary) -> str:
-    window = summary.readings["time.window_s"]
-    note = window.note if isinstance(window, Reading) else window.reason
-    return note.partition("; ")[0]
+    return window_text(summary).partition("; ")[0]
 
 
 def _sentences(of: Sources) -> str:

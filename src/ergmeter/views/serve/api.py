@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ergmeter.errors import UsageError
-from ergmeter.records import COLUMN_KINDS
 from ergmeter.version import __version__
+from ergmeter.views.serve.pool import SERIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -62,12 +62,7 @@ def _ids(most: int) -> dict[str, Any]:
 
 _ID_PARAMETER = _parameter("id", "path", "string", pattern="^[0-9a-f]{12}$")
 _ONLY = _query("only", "string", "just these charts, joined by commas: power, steps, loss, ...")
-_COLUMN = "|".join(
-    [
-        *(n for n, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
-        *("step_s", "loss"),
-    ]
-)
+_COLUMN = "|".join(SERIES)
 _SERIES = (
     _query(
         "columns",

@@ -7,7 +7,6 @@ argument. The browser opens a file that only this user can read, which leads to 
 from __future__ import annotations
 
 import asyncio
-import html
 import logging
 import secrets
 import signal
@@ -28,7 +27,7 @@ from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.app_state import AppState, NotThereError
 from ergmeter.views.serve.folder import Folder
-from ergmeter.views.serve.guard import LOOPBACK, Access, Guard, ip_address
+from ergmeter.views.serve.guard import LOOPBACK, Access, Guard, ip_address, onward_page
 from ergmeter.views.serve.tail import TooManyError
 
 if TYPE_CHECKING:
@@ -83,10 +82,6 @@ async def _failed(request: Request, _error: Exception) -> Response:
 _SHORTEST_TOKEN = 16
 # By IPv6 or not: an address reserved for documentation. Nothing is sent to it.
 _ELSEWHERE = {False: (socket.AF_INET, "192.0.2.1"), True: (socket.AF_INET6, "2001:db8::1")}
-_ONWARD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serve</title>
-<meta http-equiv="refresh" content="0;url={address}">
-<p><a href="{address}">on to the runs</a></p></html>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +173,7 @@ def _onward(directory: Path, address: str) -> str:
     """Write a page that redirects to an address, readable by this user only."""
     page = directory / "open.html"
     page.touch(mode=0o600)
-    page.write_text(_ONWARD.format(address=html.escape(address)), encoding="utf-8")
+    page.write_text(onward_page(address), encoding="utf-8")
     return page.as_uri()
 
 

@@ -113,9 +113,7 @@ class RunListing:
         try:
             stamp = await asyncio.to_thread(self._folder.stamp, item)
             if cached is not None and cached.get("status") == _RUNNING:
-                live = await asyncio.to_thread(importlib.import_module, LIVE)
-                state = await asyncio.to_thread(live.status, str(item.path))
-                self._rows[item.id] = {**cached, "status": state}
+                self._rows[item.id] = {**cached, "status": await _status(item)}
         except ErgmeterError as error:
             self._rows[item.id] = self._unreadable(item, str(error))
             self._stamps.pop(item.id, None)  # read it again once it is readable, even if unchanged
@@ -338,8 +336,7 @@ class AppState:
     async def state(self, item: ServedItem) -> str:
         """Return the status of a run. Raises FormatError if it is gone or outside."""
         await asyncio.to_thread(self.folder.stamp, item)
-        live = await asyncio.to_thread(importlib.import_module, LIVE)
-        return str(await asyncio.to_thread(live.status, str(item.path)))
+        return await _status(item)
 
     async def library(self) -> bytes:
         """Return the charting library, made once."""
@@ -362,6 +359,11 @@ class AppState:
         self.listing.stop()
         self._preparing.cancel()
         self.pool.close()
+
+
+async def _status(item: ServedItem) -> str:
+    live = await asyncio.to_thread(importlib.import_module, LIVE)
+    return str(await asyncio.to_thread(live.status, str(item.path)))
 
 
 def _question(what: str, item: ServedItem, *arguments: object, state: str = "") -> str:

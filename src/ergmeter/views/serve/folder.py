@@ -23,7 +23,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Kind = Literal["run", "bench", "ledger"]
 Stamp = str
@@ -154,7 +154,7 @@ class Folder:
             self._scanned_s = time.monotonic()
 
     def _walk(self, left_out: list[str]) -> Iterator[ServedItem]:
-        if _is_file(self.root / fmt.RUN_FILE):
+        if _passes((self.root / fmt.RUN_FILE).is_file):
             yield self._item("run", self.root)
             return
         waiting: list[tuple[Path, int, str | None]] = [(self.root, 0, None)]
@@ -173,11 +173,12 @@ class Folder:
                 item = self._item("bench", path)
                 bench = item.id
                 yield item
-            for ledger in inside:
-                if _is_file(header := ledger / fmt.RUN_FILE) and not header.is_symlink():
-                    yield self._item("run", ledger, bench=bench)
+            for directory in inside:
+                header = directory / fmt.RUN_FILE
+                if _passes(header.is_file) and not header.is_symlink():
+                    yield self._item("run", directory, bench=bench)
                 elif depth < _DEPTH:
-                    waiting.append((ledger, depth + 1, bench))
+                    waiting.append((directory, depth + 1, bench))
         if packed:
             left_out.append(_packed_in_words(sorted(packed)))
 
@@ -193,7 +194,7 @@ class Folder:
                     if entry.name.startswith("."):
                         continue
                     if entry.is_symlink():
-                        if _is_directory(child):
+                        if _passes(child.is_dir):
                             left_out.append(f"{self._name(child)}: a link; links are not followed")
                     elif entry.is_dir():
                         directories.append(child)
@@ -247,14 +248,8 @@ def _is_cell(path: Path) -> bool:
     return number != path.name and number.isdigit()
 
 
-def _is_file(path: Path) -> bool:
-    # In a directory that may not be entered, Python before 3.14 raises.
-    with suppress(OSError):
-        return path.is_file()
-    return False
-
-
-def _is_directory(path: Path) -> bool:
-    with suppress(OSError):
-        return path.is_dir()
+def _passes(test: Callable[[], bool]) -> bool:
+    """True if a test of a path passes; in a directory that may not be entered, none does."""
+    with suppress(OSError):  # which Python before 3.14 raises
+        return test()
     return False

@@ -151,13 +151,17 @@ class Guard:
 
     def _admitted(self, address: str) -> Response:
         # Just a path: "//elsewhere" would be another host.
-        inside = html.escape("/" + address.lstrip("/\\"), quote=True)
-        onward = f'<meta http-equiv="refresh" content="0;url={inside}">'
-        link = f'<p><a href="{inside}">on to the runs</a></p>'
-        response = HTMLResponse(_PLAIN.format(head=onward, body=link))
+        response = HTMLResponse(onward_page("/" + address.lstrip("/\\")))
         name, ticket = self._access.cookie, self._access.ticket
         response.set_cookie(name, ticket, httponly=True, samesite="strict", path="/")
         return response
+
+
+def onward_page(address: str) -> str:
+    """Return a page that leads on to an address."""
+    inside = html.escape(address)
+    onward = f'<meta http-equiv="refresh" content="0;url={inside}">'
+    return _PLAIN.format(head=onward, body=f'<p><a href="{inside}">on to the runs</a></p>')
 
 
 def wants_page(path: str, headers: Headers) -> bool:

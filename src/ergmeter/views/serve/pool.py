@@ -19,6 +19,7 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import FormatError
+from ergmeter.records import COLUMN_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,11 @@ SOON = frozenset({"phases", "steps", "loss", "power"})
 # Imported by name when needed: a server that shows only the list does not need it.
 LIVE = "ergmeter.views.serve.live"
 Lane = Literal["short", "long"]
+# Columns that have a line over time: those of samples that are numbers, and two of steps.
+SERIES = (
+    *(name for name, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
+    *("step_s", "loss"),
+)
 
 
 class Pool:

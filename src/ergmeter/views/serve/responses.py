@@ -22,15 +22,14 @@ from ergmeter.compare.ledgers import read_ledger
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
-from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import bench_columns, catalogue, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
-from ergmeter.records import COLUMN_KINDS, Device, Reading
-from ergmeter.runlog.manage.labels import Labels, labels_of
+from ergmeter.records import Device, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.units import significant
 from ergmeter.views import bench as bench_report
@@ -43,7 +42,7 @@ from ergmeter.views.render.html import html, vega, without_legends
 from ergmeter.views.run import card, check
 from ergmeter.views.run.report import page_sections
 from ergmeter.views.serve.live import shown_result
-from ergmeter.views.serve.pool import LIBRARY
+from ergmeter.views.serve.pool import LIBRARY, SERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -181,10 +180,6 @@ _COUNTERS = (
     *("net_received_bytes", "net_sent_bytes"),
 )
 _OF_STEPS = {"step_s": timeline.step_line, "loss": timeline.loss_line}
-SERIES = (
-    *(n for n, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
-    *_OF_STEPS,
-)
 _FEWEST = 50  # points of a line
 _Span: TypeAlias = "tuple[float, float]"
 
@@ -212,7 +207,7 @@ def about(run: Run) -> dict[str, Any]:
     accelerators = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
     names = accelerators or [device.name for device in run.devices.values() if device.kind == "cpu"]
     counts = [f"{names.count(n)} x {n}" for n in dict.fromkeys(names)]
-    labels = _labels(run)
+    labels = documents.label_document(run)  # broken ones are empty; `erg list` reports them
     return {
         "title": run.name,
         "created": run.header.get("created"),
@@ -220,8 +215,8 @@ def about(run: Run) -> dict[str, Any]:
         "model": _model(run),
         "devices": counts,
         "host": next((str(w.header.get("host")) for w in run.writers), ""),
-        "tags": list(labels.tags),
-        "notes_on_it": [text for _, text in labels.notes],
+        "tags": labels.get("tags", []),
+        "notes_on_it": [note["text"] for note in labels.get("notes", ())],
     }
 
 
@@ -370,13 +365,6 @@ def _model(run: Run) -> str | None:
     trained = (w.header.get("training") for w in run.writers)
     models = (setup.get("model") for setup in trained if isinstance(setup, dict))
     return next((str(model) for model in models if model), None)
-
-
-def _labels(run: Run) -> Labels:
-    try:
-        return labels_of(run.path)
-    except FormatError:  # broken labels must not hide metrics; `erg list` reports them
-        return Labels()
 
 
 def _titles(keys: Iterable[str]) -> dict[str, str]:
