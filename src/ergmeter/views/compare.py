@@ -21,7 +21,6 @@ from ergmeter.units import number_of
 from ergmeter.views import documents
 from ergmeter.views.charts.compare_charts import (
     DIFFERENCES,
-    MEAN,
     PARETO,
     RATIOS,
     compare_charts,
@@ -87,14 +86,13 @@ def comparison_document(
     charts = compare_charts(comparison) if curves else []
     front = tuple(ChartGrid((chart,)) for chart in charts if chart.id == PARETO)
     ratios = (ChartGrid((chart,)) for chart in charts if chart.id in (RATIOS, DIFFERENCES))
-    means = ChartGrid(tuple(chart for chart in charts if chart.id.startswith(MEAN)))
     over = _course_parts(curves, comparison, x) if curves else ()
     sections = (
         Section("verdicts", "verdicts", tuple(_verdict_parts(comparison))),
         Section("ratios-section", "ratios", (*ratios, *_contrasts(comparison)), media=_FILES),
         Section("pareto-section", "Pareto front", front, media=_PAGES),
         Section("courses", "over the course of the runs", over, media=_PAGES),
-        Section("groups", "groups", (_group_table(comparison), means)),
+        Section("groups", "groups", (_group_table(comparison),)),
         Section(
             "differences-section",
             "what differs in configuration",

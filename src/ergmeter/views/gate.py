@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, printable, significant
 from ergmeter.version import __version__
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
-from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart, scaled_dot
+from ergmeter.views.charts.interval_chart import Dot, contrast_dot, interval_chart
 from ergmeter.views.compare import csv_of
 from ergmeter.views.document import (
     ChartPart,
@@ -51,14 +51,11 @@ _TITLES: dict[State, str] = {
     "pass": "within what is allowed",
 }
 _JSON_STATES: dict[State, str] = {"worse": "red"}
-_KINDS: dict[State, Kind] = {
-    "worse": "worse", "inconclusive": "open", "pass": "pass", "absent": "absent",
-}  # fmt: skip
-_LEGEND: dict[Kind, str] = {
+_LEGEND: dict[State, str] = {
     "worse": "worse than is allowed",
-    "open": "inconclusive",
+    "inconclusive": "inconclusive",
     "pass": "within the rule",
-    "bare": "single runs: no interval",
+    "no interval": "single runs: no interval",
 }
 _CSV = (
     *("cell", "metric", "column", "ref", "new", "value", "low", "high", "ref_runs", "new_runs"),
@@ -366,20 +363,15 @@ def _chart(number: int, rule: GateRule, gate: Gate) -> Chart:
     is_ratio = rule.scale == "ratio"
     scale = Scale(1.0, "") if is_ratio else _scale(own)
     less = f"NEW less REF, {scale.unit}" if scale.unit else "NEW less REF"
-    axis = Axis(
-        "NEW over REF (logarithmic)" if is_ratio else less,
-        is_log=is_ratio,
-        neutral=1.0 if is_ratio else 0.0,
-    )
     note = "thick upright lines are what the rule allows, on the thin one nothing changed"
     if len(own) > _MOST_DOTS:
         note += f"; the first {_MOST_DOTS} of {len(own)}, the worst first: the table has all"
     return interval_chart(
         id_,
         title,
-        "",
-        [_dot(verdict, scale) for verdict in own[:_MOST_DOTS]],
-        axis,
+        [_dot(verdict, rule, scale) for verdict in own[:_MOST_DOTS]],
+        "NEW over REF (logarithmic)" if is_ratio else less,
+        is_ratio=is_ratio,
         words=_LEGEND,
         table=Table(
             ("cell", "change", "verdict", "why"),
@@ -399,14 +391,13 @@ def _badness(verdict: Verdict) -> tuple[int, float]:
     return rank, -abs(change) if way == "change" else change if way == "fall" else -change
 
 
-def _dot(verdict: Verdict, scale: Scale) -> Dot:
-    change, text = verdict.contrast, change_in_words(verdict)
-    if change is None:
-        return Dot(verdict.name, text, "absent")
-    kind: Kind = "bare" if change.low is None else _KINDS[verdict.state]
-    ends = (verdict.rule.low, verdict.rule.high) if verdict.rule else ()
-    limits = tuple(end / scale.factor for end in ends if end is not None)
-    return replace(scaled_dot(verdict.name, text, kind, change, scale.factor), limits=limits)
+def _dot(verdict: Verdict, rule: GateRule, scale: Scale) -> Dot:
+    change = verdict.contrast
+    has_interval = change is not None and change.low is not None
+    state: State = verdict.state if has_interval else "no interval"
+    limits = [end for end in (rule.low, rule.high) if end is not None]
+    words = change_in_words(verdict)
+    return contrast_dot(verdict.name, words, state, change, factor=scale.factor, limits=limits)
 
 
 def _scale(own: list[Verdict]) -> Scale:

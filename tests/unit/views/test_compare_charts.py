@@ -13,6 +13,7 @@ from ergmeter.compare.comparison import Comparison, compare
 from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.compare.pairing import CompareOptions
+from ergmeter.errors import NotMeasurable
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.views.charts.chart import Chart, with_colours
 from ergmeter.views.charts.compare_charts import compare_charts
@@ -91,8 +92,9 @@ def test_what_one_group_lacks_keeps_its_row_and_says_why() -> None:
     names = [row["name"] for row in data(made["ratios"], "rows")]
     assert "b: J/token" in names
     assert "b: J/token" not in [row["name"] for row in data(made["ratios"], "points")]
-    assert made["mean-1"].table is not None
-    assert ("b", "2", "absent", "no sensor") in made["mean-1"].table.rows
+    assert made["ratios"].table is not None
+    (row,) = [row for row in made["ratios"].table.rows if "absent" in row]
+    assert row[3].endswith("b: no sensor")
     assert made["pareto"].spec is None
     lacking = "no J/token to compare in b: no sensor; no memory to compare in a, b: the source"
     assert lacking in made["pareto"].reason
@@ -129,9 +131,6 @@ def test_a_rate_of_zero_is_left_out_of_the_front_and_told() -> None:
     assert "no tokens/s to compare in c: no ratio of a value that is not above 0" in (
         made["pareto"].reason
     )
-    assert made["mean-0"].table is not None
-    (row,) = [row for row in made["mean-0"].table.rows if row[0] == "c"]
-    assert row[2:] == ("absent", "no ratio of a value that is not above 0 (0)")
     # With memory there are two figures that all have.
     found = compared(*(with_memory(one, 1e9) for one in (*TWO, stuck)))
     assert found.front is not None
@@ -148,10 +147,9 @@ def test_what_may_not_be_compared_does_not_lack_anything() -> None:
 
 def test_of_many_groups_the_first_are_drawn_and_the_table_has_all() -> None:
     made = charts(compared(*(run(f"g{n:03}", 0, 100.0 + n, None) for n in range(70))))
-    assert len(data(made["mean-0"], "points")) == 60
-    assert made["mean-0"].table is not None
-    assert len(made["mean-0"].table.rows) == 70
-    assert made["mean-0"].note.endswith("the first 60 of 70 rows: the table has all")
+    assert len(data(made["ratios"], "points")) == 60
+    assert made["ratios"].table is not None
+    assert len(made["ratios"].table.rows) == 69
     assert made["ratios"].note.endswith("the first 60 of 69 rows: the table has all")
 
 
@@ -200,13 +198,11 @@ def test_an_interval_beyond_all_numbers_is_absent_with_its_reason() -> None:
     made = charts(found)
     said = {row["name"]: row["said"] for row in data(made["ratios"], "points")}
     assert said["b: tokens/s"] == "1.817, no interval"
-    assert made["mean-0"].table is not None
-    assert made["mean-0"].table.rows[1][2].endswith(", no interval")
     assert found.front is not None
     assert "single run" not in found.front.remark
 
 
-def test_a_mean_of_those_that_got_there_is_not_drawn() -> None:
+def test_there_is_no_mean_of_those_that_got_there() -> None:
     time = "target.time_s"
 
     def reached(backend: str, *times: float | None) -> list[Entry]:
@@ -222,19 +218,13 @@ def test_a_mean_of_those_that_got_there_is_not_drawn() -> None:
     found = compared(
         *reached("a", 10.0, 10.1, 10.2), *reached("b", 5.0, 5.1, None), metrics=(time,)
     )
-    made = charts(found)["mean-0"]
-    assert [row["name"] for row in data(made, "points")] == ["a"]
-    assert made.table is not None
-    assert made.table.rows[1][2:] == (
-        "absent",
-        "b: 2 of 3 runs have it (the loss stayed above 2)",
-    )
+    with pytest.raises(NotMeasurable, match=r"^b: 2 of 3 runs have it \(the loss stayed above 2\)"):
+        found.mean(found.groups[1], found.measures[0])
 
 
-def test_one_group_has_its_figures_and_nothing_to_compare() -> None:
+def test_one_group_has_nothing_to_compare() -> None:
     made = charts(compared(*TWO[:2]))
     assert made["ratios"].reason == "one group: nothing to compare it with"
-    assert [row["v"] for row in data(made["mean-0"], "points")] == [pytest.approx(100.0)]
 
 
 def test_every_spec_is_one_that_vega_can_draw_in_both_lights() -> None:

@@ -1,4 +1,4 @@
-"""Charts of a comparison: ratios, differences, group means, the Pareto front; and their words.
+"""Charts of a comparison: ratios, differences, the Pareto front; and their words.
 
 `erg compare --html` and `erg serve` use the same charts. A ratio of 0.75 is better for energy and
 worse for speed, so the shape of a dot shows which it is. `pareto` decides who is on the front, with
@@ -10,24 +10,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import Comparison, Front, front_axes, impossible_entry
+from ergmeter.compare.comparison import Comparison, Front, front_axes
 from ergmeter.compare.entry import measure
 from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, in_view
 from ergmeter.records import Reading
-from ergmeter.stats.ratio import UNBOUNDED, Mean
 from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
-from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart, scaled_dot
-from ergmeter.views.run.card import column_text, interval, value
+from ergmeter.views.charts.interval_chart import contrast_dot, interval_chart
+from ergmeter.views.run.card import interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.compare.entry import Group
-    from ergmeter.stats.ratio import Contrast
+    from ergmeter.stats.ratio import Contrast, Mean
 
 # Words that the charts share with the text of a comparison.
 
@@ -109,7 +108,7 @@ def pareto_chart(comparison: Comparison) -> Chart:
         if group.name in {*front.on, *front.beaten}
     ]
     scales = [
-        scale_of(axis, max(own[at].value for _, own in means)) for at, axis in enumerate(axes)
+        _scale_of(axis, max(own[at].value for _, own in means)) for at, axis in enumerate(axes)
     ]
     rows = [_point(group, axes, own, scales, is_on=group.name in front.on) for group, own in means]
     total = len(rows)
@@ -145,7 +144,7 @@ def _left_out(count: int, total: int) -> str:
     return unnamed
 
 
-def scale_of(measured: Metric, most: float) -> Scale:
+def _scale_of(measured: Metric, most: float) -> Scale:
     """Return the scale of an axis: bytes and joules with an SI prefix."""
     unit = "" if measured.unit == "1" else measured.unit
     return scale_for(unit, most) if unit in (*_PREFIXED, "frac") else Scale(1.0, unit)
@@ -222,6 +221,12 @@ def _title(axis: Metric, scale: Scale) -> str:
     return head(axis) if unit in ("", head(axis)) else f"{head(axis)}, {unit}"
 
 
+def _mean_reading(group: Group, measured: Metric, mean: Mean) -> Reading:
+    """Return a mean as a reading, without the interval of repeats if it rests on an assumption."""
+    ends = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
+    return Reading(mean.value, measured.unit, "measured", *ends)
+
+
 def _mean_text(axis: Metric, mean: Mean) -> str:
     return value(Reading(mean.value, axis.unit, "measured"))
 
@@ -260,25 +265,13 @@ def _why_no_front(comparison: Comparison) -> str:
     return "; ".join([what, *reasons])
 
 
-RATIOS, DIFFERENCES, MEAN = "ratios", "differences", "mean-"
-_KINDS: dict[State, Kind] = {
-    "better": "better",
-    "worse": "worse",
-    "differs": "differs",
-    "not shown": "open",
-    "no interval": "bare",
-    "absent": "absent",
-}
-_VERDICTS: dict[Kind, str] = {
+RATIOS, DIFFERENCES = "ratios", "differences"
+_VERDICTS: dict[State, str] = {
     "better": "shown to be better",
     "worse": "shown to be worse",
     "differs": "shown to differ",
-    "open": "no difference shown",
-    "bare": "no interval: a single run, or too few",
-}
-_MEANS: dict[Kind, str] = {
-    "plain": "mean of the runs, with its interval",
-    "bare": "no interval: a single run, too few, or assumed",
+    "not shown": "no difference shown",
+    "no interval": "no interval: a single run, or too few",
 }
 _MOST = 60  # rows of a chart; the table below it has all
 
@@ -295,10 +288,6 @@ def compare_charts(comparison: Comparison) -> list[Chart]:
             for id_, title in contrasts.items()
         ),
         chart_of(PARETO, TITLE, "", lambda: pareto_chart(comparison)),
-        *(
-            chart_of(f"{MEAN}{at}", head(measure), "", partial(_means, comparison, at, measure))
-            for at, measure in enumerate(comparison.measures)
-        ),
     ]
 
 
@@ -313,33 +302,29 @@ def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
     if not any(verdict.contrast for _, verdict in verdicts):
         raise NotMeasurable(_why_none(comparison, [verdict for _, verdict in verdicts]))
     # Names are in the title, which wraps: on an axis a long name would be wider than the page.
-    axis = (
-        Axis("times that of the baseline (logarithmic)", is_log=True, neutral=1.0)
-        if is_ratio
-        else Axis("loss less that of the baseline", neutral=0.0)
-    )
+    ratio_title = "times that of the baseline (logarithmic)"
     rows = tuple(
         (who, verdict.measure.phrase, contrast_in_words(verdict.contrast), verdict.words)
         for who, verdict in verdicts
     )
-    dots = [_contrast_dot(who, verdict) for who, verdict in verdicts]
+    dots = [
+        contrast_dot(f"{who}: {head(v.measure)}", words, v.state, v.contrast)
+        for (who, v), (_, _, words, _) in zip(verdicts, rows, strict=True)
+    ]
     sure = f"{comparison.options.confidence * 100:g} % intervals"
     if all(dot.low is None for dot in dots):
         sure = "single runs, no intervals"
+    cut = f"; the first {_MOST} of {len(dots)} rows: the table has all" if len(dots) > _MOST else ""
     return interval_chart(
         id_,
         title,
-        "",
         dots[:_MOST],
-        axis,
+        ratio_title if is_ratio else "loss less that of the baseline",
+        is_ratio=is_ratio,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
-        note=f"{sure}; on the thin upright line nothing differs{_cut(len(dots))}",
+        note=f"{sure}; on the thin upright line nothing differs{cut}",
     )
-
-
-def _cut(rows: int) -> str:
-    return f"; the first {_MOST} of {rows} rows: the table has all" if rows > _MOST else ""
 
 
 def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
@@ -349,84 +334,3 @@ def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
     if refused:
         return f"not comparable with {comparison.groups[0].name}: {', '.join(refused)}"
     return "; ".join(dict.fromkeys(verdict.words for verdict in verdicts)) or "no run tells a loss"
-
-
-def _contrast_dot(who: str, verdict: Verdict) -> Dot:
-    name, words = f"{who}: {head(verdict.measure)}", contrast_in_words(verdict.contrast)
-    kind = _KINDS[verdict.state]
-    if verdict.contrast is None:
-        return Dot(name, words, kind)
-    return scaled_dot(name, words, kind, verdict.contrast)
-
-
-def _means(comparison: Comparison, at: int, measured: Metric) -> Chart:
-    dots, rows = [], []
-    scale = scale_of(measured, _most(comparison, measured))
-    for group in comparison.groups:
-        dot, why = _mean_dot(comparison, group, measured, scale)
-        dots.append(dot)
-        rows.append((group.name, str(len(group.entries)), dot.value_text, why))
-    unit = "%" if scale.unit == "frac" else scale.unit
-    title, way = head(measured), measured.direction
-    better = f"{way} is better" if way in ("higher", "lower") else "neither way is better"
-    axis = Axis(_title(measured, scale), format=".2~%" if scale.unit == "frac" else ",.4~r")
-    return interval_chart(
-        f"{MEAN}{at}",
-        title,
-        unit if title != unit else "",
-        dots[:_MOST],
-        axis,
-        words=_MEANS,
-        table=Table(("group", "runs", "mean and interval", "notes"), tuple(rows)),
-        note=f"{measured.title}; {better}{_cut(len(dots))}",
-    )
-
-
-def _most(comparison: Comparison, measured: Metric) -> float:
-    values = [e.value(measured.key) for group in comparison.groups for e in group.entries]
-    present = [value for value in values if value is not None]
-    if not present:
-        raise NotMeasurable(comparison.groups[0].entries[0].why_not(measured.key))
-    return max(present)
-
-
-def _mean_dot(
-    comparison: Comparison, group: Group, measured: Metric, scale: Scale
-) -> tuple[Dot, str]:
-    """Return a group's mean as a dot and a note, or the reason for its absence."""
-    try:
-        mean = comparison.mean(group, measured)
-    except NotMeasurable as error:
-        wrong = impossible_entry(group, measured.key)
-        text = "absent" if wrong is None else column_text(wrong.figures[measured.key])
-        return Dot(group.name, text, "absent"), str(error)
-    reading = _mean_reading(group, measured, mean)
-    text = column_text(reading)  # the axis has the unit, and a narrow page no room for it
-    kind: Kind = "bare" if reading.low is None else "plain"
-    if reading.low is None:
-        short = "one run" if mean.repeats == 1 else "no interval"
-        text += f", {'assumed' if is_assumed(group, measured) else short}"
-    elif reading.low == reading.high:
-        text += " in every run"
-    else:
-        text += f" ({interval(reading).removesuffix(f' {measured.unit}')})"
-    dot = scaled_dot(group.name, text, kind, reading, scale.factor)
-    return dot, _why(group, measured, mean)
-
-
-def _mean_reading(group: Group, measured: Metric, mean: Mean) -> Reading:
-    """Return a mean as a reading, without the interval of repeats if it rests on an assumption."""
-    ends = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
-    return Reading(mean.value, measured.unit, "measured", *ends)
-
-
-def _why(group: Group, measured: Metric, mean: Mean) -> str:
-    lacking = [entry for entry in group.entries if entry.value(measured.key) is None]
-    if lacking:
-        why = lacking[0].why_not(measured.key)
-        return f"{len(lacking)} of {len(group.entries)} runs lack it: {why}"
-    if is_assumed(group, measured):
-        return "rests on an assumption: the notes say which"
-    if mean.repeats == 1:
-        return "a single run does not say how runs scatter"
-    return UNBOUNDED if mean.low is None else ""

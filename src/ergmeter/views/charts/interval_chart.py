@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Table, css
@@ -16,19 +16,18 @@ from ergmeter.views.charts.chart import Chart, Table, css
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.records import Reading
+    from ergmeter.compare.verdicts import State
     from ergmeter.stats.ratio import Contrast
 
-Kind = Literal["better", "worse", "differs", "open", "pass", "plain", "bare", "absent"]
 # Colour, shape, and the shape's sign in a legend.
-LOOKS: dict[Kind, tuple[str, str, str]] = {
+LOOKS: dict[State, tuple[str, str, str]] = {
     "better": ("c3", "triangle-up", "▲"),
     "worse": ("c2", "triangle-down", "▼"),
     "differs": ("c7", "cross", "✚"),
-    "open": ("c1", "square", "■"),
+    "not shown": ("c1", "square", "■"),
+    "inconclusive": ("c1", "square", "■"),
     "pass": ("c3", "circle", "●"),
-    "plain": ("c1", "circle", "●"),
-    "bare": ("c8", "diamond", "◆"),
+    "no interval": ("c8", "diamond", "◆"),
     "absent": ("c8", "circle", ""),
 }
 _FIGURE_PX = 190  # of a row, for the text on the right
@@ -63,71 +62,76 @@ class Dot:
 
     name: str
     value_text: str
-    kind: Kind
+    state: State
     value: float | None = None
     low: float | None = None
     high: float | None = None
     limits: tuple[float, ...] = ()
 
 
-def scaled_dot(
-    name: str, text: str, kind: Kind, measured: Contrast | Reading, factor: float = 1.0
+def contrast_dot(
+    name: str,
+    text: str,
+    state: State,
+    change: Contrast | None,
+    *,
+    factor: float = 1.0,
+    limits: Sequence[float] = (),
 ) -> Dot:
-    """Return the row of a value with its interval, both divided by the factor of a scale."""
-    ends = (measured.value, measured.low, measured.high)
+    """Return the row of a change with its interval and limits, divided by the factor of a scale."""
+    if change is None:
+        return Dot(name, text, "absent")
+    ends = (change.value, change.low, change.high)
     value, low, high = (None if end is None else end / factor for end in ends)
-    return Dot(name, text, kind, value, low, high)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The axis of the dots. `neutral` is the value of no difference."""
-
-    title: str
-    is_log: bool = False
-    neutral: float | None = None
-    format: str = ",.4~r"
+    return Dot(name, text, state, value, low, high, tuple(end / factor for end in limits))
 
 
 def interval_chart(
     id_: str,
     title: str,
-    unit: str,
     dots: Sequence[Dot],
-    axis: Axis,
+    axis_title: str,
     *,
-    words: dict[Kind, str],
+    is_ratio: bool,
+    words: dict[State, str],
     table: Table,
     note: str = "",
 ) -> Chart:
-    """Return the chart, rows in order. `words` explains each kind of dot."""
+    """Return the chart, rows in order. `words` explains the dot of each state.
+
+    `is_ratio`: on a logarithmic axis, with 1 as no difference instead of 0.
+    """
     described = "; ".join(f"{dot.name} {dot.value_text}" for dot in dots[:12])
     more = f"; and {len(dots) - 12} more, in the table" if len(dots) > 12 else ""
-    used = dict.fromkeys(dot.kind for dot in dots)
+    used = {dot.state for dot in dots}
     legend = tuple(
-        (f"{LOOKS[kind][2]} {word}", LOOKS[kind][0]) for kind, word in words.items() if kind in used
+        (f"{LOOKS[state][2]} {word}", LOOKS[state][0])
+        for state, word in words.items()
+        if state in used
     )
     tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
-    layers = vega.filled(_layers(dots, axis, tiers))
+    layers = vega.filled(_layers(dots, axis_title, tiers, is_ratio=is_ratio))
     spec = vega.framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
-    return Chart(id_, title, unit, spec, table, note, legend=legend)
+    return Chart(id_, title, "", spec, table, note, legend=legend)
 
 
-def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[vega.Layer]:
+def _layers(
+    dots: Sequence[Dot], axis_title: str, tiers: _Tiers, *, is_ratio: bool
+) -> list[vega.Layer]:
     """Return the layers from back to front."""
     rows = [_row(number, dot) for number, dot in enumerate(dots)]
     present = [row for row in rows if row["v"] is not None]
     spans = [row for row in present if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
-    line = [] if axis.neutral is None else [{"v": axis.neutral}]
+    line = [{"v": 1.0 if is_ratio else 0.0}]
     x = partial(
         vega.axis,
-        title=axis.title,
-        is_log=axis.is_log,
-        zero=None if axis.is_log else False,
+        title=axis_title,
+        is_log=is_ratio,
+        zero=None if is_ratio else False,
         nice=False,
         padding=14,
-        format=axis.format,
+        format=",.4~r",
         tick_px=110,
         labelOverlap="greedy",
     )
@@ -146,7 +150,7 @@ def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[vega.Layer]:
 
 
 def _row(number: int, dot: Dot) -> dict[str, Any]:
-    colour, shape, _ = LOOKS[dot.kind]
+    colour, shape, _ = LOOKS[dot.state]
     return {
         "i": number,
         "name": dot.name,
