@@ -59,6 +59,7 @@ class ParsedLine:
     clock: str | None = None  # of a file: how that is known
     stamp_ns: int | None = None  # its timestamp, where the clock is another
     number: int | None = None  # the step it ends
+    steps: int | None = None  # since the line before
     epoch: float | None = None
     loss: float | None = None
     learning_rate: float | None = None
@@ -102,6 +103,15 @@ class ParsedLine:
                 self.amounts.pop(step_field, None)
             elif step_field not in self.totals:
                 self.amounts.setdefault(step_field, (value, mode))
+
+    def complete(self, further: ParsedLine) -> None:
+        """Adds what a further line about the same step says and this one does not."""
+        for name, value in further.figures.items():
+            if getattr(self, name) is None or (name == "loss" and further.is_bar):
+                setattr(self, name, value)
+        counted = {*self.totals, *self.amounts}
+        self.totals |= {name: v for name, v in further.totals.items() if name not in counted}
+        self.amounts |= {name: v for name, v in further.amounts.items() if name not in counted}
 
     def steps_since(self, last: int) -> int | None:
         """The steps after the last number; None if that is higher and nothing says how many."""

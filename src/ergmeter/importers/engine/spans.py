@@ -11,13 +11,13 @@ A line marks the end of its steps; they began when the line before it came. Thre
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any
 
-from ergmeter.importers.engine.parsed_line import ParsedLine
+from ergmeter.importers.engine.parsed_line import Mode, ParsedLine
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
@@ -42,53 +42,36 @@ class Edge:
 
 @dataclass(slots=True)
 class Span:
-    """Lines that will be one Step."""
+    """Lines that will be one Step, in order."""
 
-    t_ns: int
-    first: bool
+    lines: list[ParsedLine]
+    first: bool = False  # it opened the window: its start is known by its printed time alone
     fell: bool = False  # it began with a number below the last, and nothing says why
-    number: int | None = None
-    lines: int = 0
-    steps: int | None = 0
-    last_steps: int | None = None
-    sums: Counter[str] = field(default_factory=Counter)
-    summed_lines: Counter[str] = field(default_factory=Counter)
-    totals: dict[str, int] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)  # loss, learning rate and the like
-    stamped: bool = False  # its times were printed, and are not when its lines came
-    # Its lines with their steps, each with further lines about the same step; for as long as all
-    # came at one instant and say themselves how long their step took.
-    parts: list[tuple[ParsedLine, int | None, list[ParsedLine]]] | None = field(
-        default_factory=list
-    )
+    count: int = 1  # of its lines
 
-    def take(self, line: ParsedLine, steps: int | None) -> None:
-        """Takes a line, and the steps since the one before it."""
-        self.stamped = line.clock is not None
-        has_own_time = bool(line.own_s) and not self.stamped
-        if self.parts is not None and has_own_time and line.t_ns == self.t_ns:
-            self.parts.append((line, steps, []))
-        else:
-            self.parts = None
-        self.t_ns = line.t_ns
-        self.number = line.number
-        self.lines += 1
-        self.steps = None if self.steps is None or steps is None else self.steps + steps
-        self.last_steps = steps
-        self.totals = {}
-        self._add_work(line, ())
-        self.figures |= line.figures
+    @property
+    def last(self) -> ParsedLine:
+        """The line at which it ends."""
+        return self.lines[-1]
 
-    def complete(self, line: ParsedLine) -> None:
-        """A further line about the step just seen: take what was not known yet."""
-        if self.parts:
-            self.parts[-1][2].append(line)
-        counted = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
-        counted |= set(self.totals)
-        self._add_work(line, counted)
-        self.figures = {**line.figures, **self.figures}
-        if line.is_bar and line.loss is not None:
-            self.figures["loss"] = line.loss
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The last loss, learning rate and gradient norm, and the number of steps."""
+        figures: dict[str, Any] = {}
+        for line in self.lines:
+            figures |= line.figures
+        each = [line.steps for line in self.lines]
+        return {**figures, "steps": None if None in each else sum(n or 0 for n in each)}
+
+    def add(self, line: ParsedLine) -> None:
+        """Takes the next line. Lines of an earlier instant become one, so that few are stored."""
+        if line.t_ns != self.last.t_ns:
+            sums = {name: self._sum(name) for name in self.last.amounts}
+            amounts: dict[str, tuple[int, Mode]]
+            amounts = {name: (n, "line") for name, n in sums.items() if n is not None}
+            self.lines = [replace(self.last, totals={}, amounts=amounts, **self.figures)]
+        self.lines.append(line)
+        self.count += 1
 
     def stalled(self, edge: Edge) -> bool:
         """Whether the token totals stand still: printed rounded, they move once in many lines.
@@ -96,55 +79,48 @@ class Span:
         A step of no tokens would be false, so such a span stays open until the total moves. A total
         of zero that stays zero is no total at all, and does not hold anything up.
         """
-        if not self.totals:
-            return False
-        totals = {f: v for f, v in self.totals.items() if f != "samples" and v > 0}
+        totals = {f: v for f, v in self.last.totals.items() if f != "samples" and v > 0}
         return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
 
     def own_ns(self) -> list[int]:
-        """The printed time of each of its lines; empty if one has none."""
+        """The printed time of each line; empty unless all have one and came at one instant."""
+        came_ns = self.lines[0].t_ns
+        if any(not line.own_s or line.clock or line.t_ns != came_ns for line in self.lines):
+            return []
         return [
-            round((line.own_s or 0) * NS_PER_S) * max(steps or 1, 1)
-            for line, steps, _ in self.parts or ()
+            round((line.own_s or 0) * NS_PER_S) * max(line.steps or 1, 1) for line in self.lines
         ]
 
     def step_by_step(self, edge: Edge, end_ns: int) -> Iterator[Step]:
         """A Step for each of its lines, by their own times, the last of which ends then."""
         each_ns = self.own_ns()
-        start_ns = end_ns - sum(each_ns)
-        for (line, steps, more), own_ns in zip(self.parts or (), each_ns, strict=True):
-            span = Span(line.t_ns, first=False)
-            span.take(line, steps)
-            for further in more:
-                span.complete(further)
-            span.t_ns = start_ns + own_ns
-            yield span.step(edge, start_ns=start_ns)
-            edge = Edge(span.t_ns, span.number, {**edge.totals, **span.totals})
-            start_ns = span.t_ns
+        edge = Edge(end_ns - sum(each_ns), edge.number, edge.totals)
+        for line, own_ns in zip(self.lines, each_ns, strict=True):
+            line.t_ns = edge.t_ns + own_ns
+            yield Span([line]).step(edge)
+            edge = Edge(line.t_ns, line.number, {**edge.totals, **line.totals})
 
-    def step(self, edge: Edge, *, start_ns: int | None = None) -> Step:
-        """The Step from the edge, or from `start_ns`, to the last line."""
-        fields: dict[str, Any] = {**self.figures}
-        fields |= {name: self._count(name, edge) for name in (*self.sums, *self.totals)}
-        start_ns = edge.t_ns if start_ns is None else start_ns
-        return Step(start_ns, self.t_ns, index=self.number, steps=self.steps, **fields)
+    def step(self, edge: Edge) -> Step:
+        """The Step from the edge to the last line."""
+        last = self.last
+        fields = self.figures
+        for name in (*last.amounts, *last.totals):
+            total, before = last.totals.get(name), edge.totals.get(name)
+            if total is None or before is None:
+                fields[name] = self._sum(name)
+            else:
+                fields[name] = total - before if total > before else None
+        return Step(edge.t_ns, last.t_ns, index=last.number, **fields)
 
-    def _add_work(self, line: ParsedLine, counted: Collection[str]) -> None:
-        """Takes the line's counts, but for those that are counted already."""
-        self.totals |= {name: v for name, v in line.totals.items() if name not in counted}
-        for name, (value, mode) in line.amounts.items():
-            if name not in counted:
-                steps = 1 if mode == "line" or self.last_steps is None else self.last_steps
-                self.sums[name] += value * steps
-                self.summed_lines[name] += 1
-
-    def _count(self, name: str, edge: Edge) -> int | None:
-        """The span's sum of a count, or None if one of its lines lacks it."""
-        total, before = self.totals.get(name), edge.totals.get(name)
-        if total is not None and before is not None:
-            return total - before if total > before else None
-        is_known = self.summed_lines[name] == self.lines and self.sums[name] <= MAX_COUNT
-        return self.sums[name] if is_known else None
+    def _sum(self, name: str) -> int | None:
+        """The sum of a count over all lines, or None if one of them lacks it."""
+        total = 0
+        for line in self.lines:
+            if name not in line.amounts:
+                return None
+            value, mode = line.amounts[name]
+            total += value if mode == "line" or line.steps is None else value * line.steps
+        return total if total <= MAX_COUNT else None
 
 
 # A second line about the same step (`step=5 loss=..`, then `step=5 tokens=..`) still belongs to the
@@ -224,10 +200,11 @@ class StepSpans:
 
     def push(self, line: ParsedLine) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
-        if self._open is not None and line.number is not None and line.number == self._open.number:
-            self._open.complete(line)
+        span = self._open
+        if span is not None and line.number is not None and line.number == span.last.number:
+            span.last.complete(line)
             return
-        if self._open is not None and line.t_ns != self._open.t_ns:
+        if span is not None and line.t_ns != span.last.t_ns:
             yield from self._close()
         if self._edge is None:
             self._begin(line)
@@ -235,7 +212,7 @@ class StepSpans:
             yield from self._close()
             yield Mark(line.t_ns, "restarted", reason)
             self._begin(line)
-        elif self._open is not None and self._open.fell and line.t_ns == self._open.t_ns:
+        elif self._open is not None and self._open.fell and line.t_ns == self._last_t_ns:
             yield self._began_again_at_once(self._open, line)
         elif line.number == 0 and line.number_done and self._fell(line):
             yield from self._renumber(line)
@@ -248,7 +225,8 @@ class StepSpans:
         A block may be the last one, which came because the program ended: it waits for the next.
         """
         span = self._open
-        if span is not None and t_ns > span.t_ns + GRACE_NS and not self._may_be_last_block(span):
+        is_waiting = span is not None and t_ns > span.last.t_ns + GRACE_NS
+        if span is not None and is_waiting and not self._may_be_last_block(span):
             yield from self._close()
 
     def end(self) -> Iterator[Step | Mark]:
@@ -305,20 +283,20 @@ class StepSpans:
     def last_number(self) -> int | None:
         """The number of the last line."""
         if self._open is not None:
-            return self._open.number
+            return self._open.last.number
         return self._edge.number if self._edge else None
 
     @property
     def _last_t_ns(self) -> int:
         if self._open is not None:
-            return self._open.t_ns
+            return self._open.last.t_ns
         return self._edge.t_ns if self._edge else -(1 << 63)
 
     @property
     def _totals(self) -> dict[str, int]:
         """The last of each running total: a line of a block may lack one."""
         before = self._edge.totals if self._edge else {}
-        return {**before, **self._open.totals} if self._open else before
+        return {**before, **self._open.last.totals} if self._open else before
 
     def _restart(self, line: ParsedLine) -> str | None:
         reason = self._back(line)
@@ -364,27 +342,29 @@ class StepSpans:
             return
         before = 0 if line.since_start_s else None if line.number is None else line.number - 1
         self._edge = Edge(line.t_ns - own_ns, before, dict.fromkeys(line.totals, 0))
-        self._add(line, first=True)
+        line.steps = self._steps(line)
+        self._open = Span([line], first=True)
 
-    def _add(self, line: ParsedLine, *, first: bool = False) -> None:
-        edge = self._edge
+    def _add(self, line: ParsedLine) -> None:
+        edge, span = self._edge, self._open
         assert edge is not None
-        if self._open is None and line.t_ns == edge.t_ns:
+        if span is None and line.t_ns == edge.t_ns:
             # It came in the same read as the line that opened the window: its work lies before.
             edge.number = line.number
             edge.totals = line.totals
             self._untimed += 1
             return
         fell = self._fell(line) and not self._goes_on(line) and line.clock is None
-        steps = self._steps(line)
+        line.steps = self._steps(line)
         if line.t_ns > self._last_t_ns:
             self._periods_ns.append(line.t_ns - self._last_t_ns)
-        span = self._open = self._open or Span(line.t_ns, first, fell)
-        if span.first and not first and not self._stretch(span, line, steps):
-            self._edge, self._open = Edge(line.t_ns, line.number, {}), None
-            self._add(line)
-            return
-        span.take(line, steps)
+        if span is None:
+            self._open = Span([line], fell=fell)
+        elif not span.first or self._stretch(edge, span, line):
+            span.add(line)
+        else:
+            self._edge, self._open = Edge(line.t_ns, line.number, line.totals), None
+            self._untimed += 1
 
     def _steps(self, line: ParsedLine) -> int | None:
         """The steps since the last line; at the turn of an epoch, as many as between two others."""
@@ -407,44 +387,42 @@ class StepSpans:
         """
         before = self._edge.number if self._edge else None
         self._edge, self._open = Edge(line.t_ns, line.number, line.totals), None
-        self._untimed += span.lines + 1
-        message = (
-            f"the step number went from {before} back to {span.number}, in lines of one instant"
-        )
+        self._untimed += span.count + 1
+        number = span.last.number
+        message = f"the step number went from {before} back to {number}, in lines of one instant"
         return Mark(line.t_ns, "restarted", message)
 
     def _renumber(self, line: ParsedLine) -> Iterator[Step | Mark]:
         """A bar that begins again at 0: nothing was done since, and the next counts from here."""
-        if self._open is not None and self._open.t_ns != line.t_ns:
+        if self._open is not None and self._last_t_ns != line.t_ns:
             yield from self._close()
         if self._open is not None:
-            self._open.number = 0
+            self._open.last.number = 0
         elif self._edge is not None:
             self._edge.number = 0
 
-    def _stretch(self, span: Span, line: ParsedLine, steps: int | None) -> bool:
+    def _stretch(self, edge: Edge, span: Span, line: ParsedLine) -> bool:
         """Let a first span, whose start is known from its own time, take in a later line."""
-        edge = self._edge
-        if edge is None or not (line.since_start_s or line.own_s):
-            return False
         if line.since_start_s:
-            edge.t_ns = span.t_ns - round(line.since_start_s * NS_PER_S)
-        else:
-            edge.t_ns -= round((line.own_s or 0) * NS_PER_S) * (steps or 1)
-        return True
+            edge.t_ns = span.last.t_ns - round(line.since_start_s * NS_PER_S)
+        elif line.own_s:
+            edge.t_ns -= round(line.own_s * NS_PER_S) * (line.steps or 1)
+        return bool(line.since_start_s or line.own_s)
 
     def _close(self) -> Iterator[Step | Mark]:
         edge, span = self._edge, self._open
         if edge is None or span is None or span.stalled(edge):
             return
-        if span.lines > 1 and span.parts and (yield from self._lay_out(edge, span)):
+        own_ns = span.own_ns() if span.count > 1 else []
+        if own_ns and (yield from self._lay_out(edge, span, own_ns)):
             return
+        last = span.last
         # Only totals of the last line: an older one belongs to an older time.
-        self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
-        took_ns = span.t_ns - edge.t_ns
+        self._edge, self._open = Edge(last.t_ns, last.number, last.totals), None
+        took_ns = last.t_ns - edge.t_ns
         self._count(span, took_ns)
         # By all lines so far: after a pause of the machine one read may follow another at once.
-        at_once = took_ns < span.lines * _PRINTED_NS and self._took_ns < self._lines * _PRINTED_NS
+        at_once = took_ns < span.count * _PRINTED_NS and self._took_ns < self._lines * _PRINTED_NS
         if at_once or (edge.flushed and took_ns < _TAIL_NS):
             self._edge.flushed = True
             yield from self._leave_out(span)
@@ -453,46 +431,48 @@ class StepSpans:
         yield span.step(edge)
 
     def _leave_out(self, span: Span) -> Iterator[Mark]:
-        self._untimed += span.lines
+        self._untimed += span.count
         if self._made and not self._no_steps_noted:
             self._no_steps_noted = True
-            yield Mark(span.t_ns, "rows_dropped", _FASTER.format(span.lines))
+            yield Mark(span.last.t_ns, "rows_dropped", _FASTER.format(span.count))
 
-    def _lay_out(self, edge: Edge, span: Span) -> Generator[Step | Mark, None, bool]:
+    def _lay_out(
+        self, edge: Edge, span: Span, own_ns: list[int]
+    ) -> Generator[Step | Mark, None, bool]:
         """Make each line of one instant a Step of its own time; False if their times don't fit.
 
         A buffer is written out while a line is printed that does not fit into it: the first line
         of the next block ended when this one came.
         """
-        own_ns = span.own_ns()
+        last, came_ns = span.last, span.last.t_ns
         total_ns, slack_ns, since_ns = sum(own_ns), own_ns[-1], edge.t_ns
         if span.first:
-            since_ns = span.t_ns - total_ns if self._since_ns is None else self._since_ns
+            since_ns = came_ns - total_ns if self._since_ns is None else self._since_ns
             slack_ns = 0
-            end_ns = max(span.t_ns - own_ns[-1], since_ns + total_ns)
+            end_ns = max(came_ns - own_ns[-1], since_ns + total_ns)
         else:
             end_ns = max(edge.t_ns + own_ns[0], edge.came_ns or 0) + total_ns - own_ns[0]
-        if total_ns > span.t_ns - since_ns + slack_ns:
-            came_s = (span.t_ns - since_ns) / NS_PER_S
-            message = _TOO_LONG.format(span.lines, total_ns / NS_PER_S, came_s)
-            yield from self._say(span.t_ns, "value_refused", message)
+        if total_ns > came_ns - since_ns + slack_ns:
+            came_s = (came_ns - since_ns) / NS_PER_S
+            message = _TOO_LONG.format(span.count, total_ns / NS_PER_S, came_s)
+            yield from self._say(came_ns, "value_refused", message)
             if span.first:  # nothing else says when they began
-                self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
-                self._untimed += span.lines - 1
+                self._edge, self._open = Edge(came_ns, last.number, last.totals), None
+                self._untimed += span.count - 1
             return span.first
         self._count(span, total_ns)
         self._made = self._has_own_times = True
         yield from span.step_by_step(edge, end_ns)
-        self._edge = Edge(end_ns, span.number, span.totals, came_ns=span.t_ns)
+        self._edge = Edge(end_ns, last.number, last.totals, came_ns=came_ns)
         self._open = None
         return True
 
     def _count(self, span: Span, took_ns: int) -> None:
-        self._lines += span.lines
+        self._lines += span.count
         self._took_ns += took_ns
         if _are_held_back(span, took_ns):
-            self._block_lines += span.lines
-            self._largest = max(self._largest, span.lines)
+            self._block_lines += span.count
+            self._largest = max(self._largest, span.count)
 
     def _comes_in_blocks(self, more: int = 0) -> bool:
         """Whether most lines, with these, were held back and came at one instant with others."""
@@ -504,17 +484,18 @@ class StepSpans:
     def _may_be_last_block(self, span: Span) -> bool:
         """Whether a span is a block of lines that don't say themselves how long they took."""
         edge = None if span.first else self._edge
-        is_block = edge is not None and _are_held_back(span, span.t_ns - edge.t_ns)
+        is_block = edge is not None and _are_held_back(span, span.last.t_ns - edge.t_ns)
         came_before = self._block_lines > 0 or self._untimed >= _BLOCK_LINES - 1
-        return is_block and came_before and not span.parts and self._comes_in_blocks(span.lines)
+        is_likely = is_block and came_before and self._comes_in_blocks(span.count)
+        return is_likely and not span.own_ns()
 
     def _leave_out_last(self, span: Span) -> Iterator[Mark]:
         """A block that came last: the program may have ended long after the last of its steps."""
-        self._untimed += span.lines
-        self._largest = max(self._largest, span.lines)
+        self._untimed += span.count
+        self._largest = max(self._largest, span.count)
         self._open = None
         if self._made:
-            yield Mark(span.t_ns, "rows_dropped", _LAST_BLOCK.format(span.lines))
+            yield Mark(span.last.t_ns, "rows_dropped", _LAST_BLOCK.format(span.count))
 
     def _say_blocks(self) -> Iterator[Mark]:
         times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
@@ -528,5 +509,5 @@ class StepSpans:
 
 
 def _are_held_back(span: Span, took_ns: int) -> bool:
-    is_block = span.lines >= _BLOCK_LINES and not span.stamped
-    return is_block and took_ns > span.lines * _HELD_BACK_NS
+    is_block = span.count >= _BLOCK_LINES and span.last.clock is None
+    return is_block and took_ns > span.count * _HELD_BACK_NS
