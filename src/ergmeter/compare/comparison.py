@@ -91,29 +91,13 @@ _SENSOR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPair:
-    """One group compared with the baseline, or one configuration of NEW with that of REF."""
+class GroupPair(ConfigurationPair):
+    """One group (`new`) compared with the baseline (`ref`), or one configuration of two sides."""
 
-    groups: ConfigurationPair
     fairness: Fairness
     verdicts: tuple[Verdict, ...]
     is_comparable: bool
     padding: str = ""  # why samples/s and tokens/s disagree
-
-    @property
-    def name(self) -> str:
-        """The name of the configuration."""
-        return self.groups.name
-
-    @property
-    def baseline(self) -> str:
-        """The name of the baseline."""
-        return self.groups.ref.name
-
-    @property
-    def other(self) -> str:
-        """The name of the group that is compared with it."""
-        return self.groups.new.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +142,7 @@ class Comparison:
     @property
     def to_compare(self) -> tuple[Group, ...]:
         """The baseline and the groups that are comparable with it."""
-        refused = {pair.other for pair in self.pairs if not pair.is_comparable}
+        refused = {pair.new.name for pair in self.pairs if not pair.is_comparable}
         return tuple(group for group in self.groups if group.name not in refused)
 
 
@@ -220,7 +204,11 @@ def compare_sides(
                 by_measure[measured].append(verdicts[-1])
         remark = padding_remark(groups)
         pairs.append(
-            GroupPair(groups, Fairness(), tuple(verdicts), is_comparable=True, padding=remark)
+            GroupPair(
+                *(groups.name, groups.new, groups.ref, Fairness(), tuple(verdicts)),
+                is_comparable=True,
+                padding=remark,
+            )
         )
     pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure.values()]
     sides = tuple(group for pair in pairing.both for group in (pair.new, pair.ref))
@@ -358,11 +346,10 @@ def _pair(
     options: CompareOptions,
 ) -> GroupPair:
     fair = fairness(baseline, other, by)
-    groups = ConfigurationPair(other.name, other, baseline)
-    if fair.refusals and not options.anyway:
-        return GroupPair(groups, fair, (), is_comparable=False)
-    verdicts = tuple(_verdict(baseline, other, measured, fair, options) for measured in measures)
-    return GroupPair(groups, fair, verdicts, is_comparable=True)
+    is_comparable = options.anyway or not fair.refusals
+    compared = measures if is_comparable else ()
+    verdicts = tuple(_verdict(baseline, other, measured, fair, options) for measured in compared)
+    return GroupPair(other.name, other, baseline, fair, verdicts, is_comparable)
 
 
 def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
@@ -371,7 +358,7 @@ def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[Gro
     for pair in pairs:
         for v in pair.verdicts:
             if v.contrast and (p := v.contrast.p_value()) is not None:
-                tests.setdefault(v.measure.key, []).append((pair.other, p))
+                tests.setdefault(v.measure.key, []).append((pair.name, p))
     rejected: dict[tuple[str, str], int] = {}  # the number of tests, by group and metric
     for key, own in tests.items():
         shown = holm([p for _, p in own], 1.0 - options.confidence)
@@ -379,11 +366,11 @@ def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[Gro
         rejected |= {(name, key): len(own) for name in lost}
 
     def corrected(pair: GroupPair, given: Verdict) -> Verdict:
-        family = rejected.get((pair.other, given.measure.key), 1)
+        family = rejected.get((pair.name, given.measure.key), 1)
         if family == 1 or given.contrast is None or not given.contrast.is_shown:
             return given
         return verdict(
-            pair.other, given.measure, given.contrast, effect=options.effect, family=family
+            pair.name, given.measure, given.contrast, effect=options.effect, family=family
         )
 
     return tuple(

@@ -27,7 +27,7 @@ from ergmeter.compare.entry import (
     read_side,
     rule_scale,
 )
-from ergmeter.compare.grouping import fairness, mixed_facts
+from ergmeter.compare.grouping import Fairness, fairness, mixed_facts
 from ergmeter.compare.pairing import (
     COUNTED,
     CompareOptions,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.compare.entry import Entry
-    from ergmeter.compare.grouping import Fairness
     from ergmeter.compare.pairing import ConfigurationPair
     from ergmeter.stats.ratio import Scale, Way
 
@@ -374,7 +373,7 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    fair = [(pair, pair.fairness) for pair in pairing.both]
+    fair = [(pair, _fairness(pair)) for pair in pairing.both]
     refused = [(pair.name, "; ".join(each.refusals)) for pair, each in fair if each.refusals]
     pairs = [
         (pair, each) for pair, each in fair if not each.refusals and pair.new.ok and pair.ref.ok
@@ -414,6 +413,15 @@ def unjudged(error: Exception) -> Gate:
         return replace(nothing, remarks=(remark,), not_comparable=(reason,))
     code = 2 if isinstance(error, UsageError) else 4
     return replace(nothing, problem=reason, problem_code=code)
+
+
+def _fairness(pair: ConfigurationPair) -> Fairness:
+    """Whether the two sides did the same work; bench cells are matched by their settings.
+
+    Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not be.
+    """
+    is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
+    return Fairness() if is_bench else fairness(pair.ref, pair.new, ())
 
 
 def _noise_notes(label: str, options: CompareOptions, drafts: Sequence[Verdict]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_window
-from ergmeter.compare.grouping import Fairness, fairness, why_other_terms
+from ergmeter.compare.grouping import Fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.evidence.window import TRAINING
@@ -69,16 +69,6 @@ class ConfigurationPair:
     name: str
     new: Group
     ref: Group
-
-    @property
-    def fairness(self) -> Fairness:
-        """Whether the two sides did the same work; bench cells are matched by their settings.
-
-        Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not
-        be.
-        """
-        is_bench = all(entry.kind == "cell" for entry in (*self.new.entries, *self.ref.entries))
-        return Fairness() if is_bench else fairness(self.ref, self.new, ())
 
     def common_key(self, measured: Metric) -> str | None:
         """The first metric of a measure that both sides have; None if there is none."""

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -97,13 +97,33 @@ class LogColumns:
         went_back = parsed.is_timed and parsed.t_ns / NS_PER_S < last_s
         return "the time went back" if went_back else ""
 
-    def printed(self) -> dict[str, Any]:
-        """The columns that need no reading, by field of LogRun; rates by unit."""
+    def run(self, *, rate_steps: int) -> LogRun:
+        """The run, with all its columns of as many rows as there are."""
         plain = {name: self._filled(column) for name, column in self._plain.items()}
-        rates = {unit: self._filled(column) for unit, column in self._rates.items()}
-        return {**plain, "rates": rates, "has_loss": np.array(self._has_loss, dtype=bool)}
+        first_stamp, last_stamp = self._stamps(plain["t_s"])
+        return LogRun(
+            **plain,
+            clock=self.clock,
+            samples=self._work("samples"),
+            tokens=self._work("tokens_real", "tokens_computed"),
+            rates={unit: self._filled(column) for unit, column in self._rates.items()},
+            has_loss=np.array(self._has_loss, dtype=bool),
+            rate_steps=rate_steps,
+            of_one_rank=self.of_one_rank,
+            first_stamp=first_stamp,
+            last_stamp=last_stamp,
+        )
 
-    def work(self, *fields: str) -> FloatArray:
+    def _stamps(self, t_s: FloatArray) -> tuple[datetime | None, datetime | None]:
+        """The first and the last timestamp of the step lines."""
+        if self.clock == "stamps" and np.isfinite(t_s).any():
+            return _moment(float(np.nanmin(t_s))), _moment(float(np.nanmax(t_s)))
+        first_ns, last_ns = self.first_stamp_ns, self.last_stamp_ns
+        if first_ns is None or last_ns is None:
+            return None, None
+        return _moment(first_ns / NS_PER_S), _moment(last_ns / NS_PER_S)
+
+    def _work(self, *fields: str) -> FloatArray:
         """The work since the row before, by the first of these fields of Step that was printed;
         NaN where it is unknown."""
         for field in fields:
@@ -229,16 +249,7 @@ class LogRun:
 
     def steady(self, *, skip_rows: int | None = None) -> Steady:
         """The run's throughput after its warm-up; by default a rule finds the warm-up's end."""
-        first, rule = _first(self, skip_rows)
-        window = _Window(self, first, rule)
-        return Steady(
-            first,
-            len(self),
-            rule,
-            window.rate(self.samples, "sequences/s", _SEQUENCES),
-            window.rate(self.tokens, "tokens/s", ("tokens/s",)),
-            window.step_s(),
-        )
+        return Steady(self, *_first(self, skip_rows))
 
 
 @dataclass(frozen=True)
@@ -279,7 +290,7 @@ def read_log(
     step_lines = choice.importer.step_lines()
     all_columns = list(runs_of(step_lines.all(choice.lines)))
     dialect = step_lines.dialect
-    runs = [_run(columns, dialect.rate_steps) for columns in all_columns]
+    runs = [columns.run(rate_steps=dialect.rate_steps) for columns in all_columns]
     notes = [*dialect.notes, *(note for columns in all_columns for note in columns.notes)]
     notes += _apart(runs[-1])
     began = [columns.began for columns in all_columns if columns.began]
@@ -299,21 +310,6 @@ def read_log(
     )
 
 
-def _run(columns: LogColumns, rate_steps: int) -> LogRun:
-    printed = columns.printed()
-    first_stamp, last_stamp = _stamps(columns, printed["t_s"])
-    return LogRun(
-        **printed,
-        clock=columns.clock,
-        samples=columns.work("samples"),
-        tokens=columns.work("tokens_real", "tokens_computed"),
-        rate_steps=rate_steps,
-        of_one_rank=columns.of_one_rank,
-        first_stamp=first_stamp,
-        last_stamp=last_stamp,
-    )
-
-
 def _apart(run: LogRun) -> list[str]:
     """A note for logs whose step times are the clock while their timestamps differ."""
     if run.clock != "step times" or run.first_stamp is None or run.last_stamp is None:
@@ -322,16 +318,6 @@ def _apart(run: LogRun) -> list[str]:
     summed_s = float(run.t_s[-1] - run.t_s[0])
     is_alike = abs(stamped_s - summed_s) <= max(1.0, _ALIKE * stamped_s)
     return [] if is_alike or not summed_s > 0 else [_APART.format(stamped_s, summed_s)]
-
-
-def _stamps(columns: LogColumns, t_s: FloatArray) -> tuple[datetime | None, datetime | None]:
-    """The first and the last timestamp of the step lines."""
-    if columns.clock == "stamps" and np.isfinite(t_s).any():
-        return _moment(float(np.nanmin(t_s))), _moment(float(np.nanmax(t_s)))
-    first_ns, last_ns = columns.first_stamp_ns, columns.last_stamp_ns
-    if first_ns is None or last_ns is None:
-        return None, None
-    return _moment(first_ns / NS_PER_S), _moment(last_ns / NS_PER_S)
 
 
 def _moment(t_s: float) -> datetime:
@@ -346,18 +332,6 @@ def _moment(t_s: float) -> datetime:
 
 
 _SEQUENCES = ("sequences/s", "samples/s")
-
-
-@dataclass(frozen=True)
-class Steady:
-    """The rows [first, last) that are counted, by which rule, and what they come to."""
-
-    first: int
-    last: int
-    rule: str
-    sequences_per_s: Result
-    tokens_per_s: Result
-    step_s: Result
 
 
 def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
@@ -382,41 +356,53 @@ def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
     return 1 + settled, rule
 
 
-class _Window:
+class Steady:
+    """The rows [first, last) that are counted, by which rule, and what they come to."""
+
     def __init__(self, run: LogRun, first: int, rule: str) -> None:
+        self.first, self.last, self.rule = first, len(run), rule
         self._run = run
-        self._first = first
-        self._rule = rule
         self._rows = slice(first, len(run))
         # A figure is as good as its weakest input: step times that were printed are one.
         self._basis: Basis = "reported" if run.clock == "step times" else "derived"
 
-    def rate(self, amounts: FloatArray, unit: str, printed: tuple[str, ...]) -> Result:
-        """Amounts over time; else the mean of the printed rates of these units."""
-        amounts, periods = amounts[self._rows], self._durations_s()
-        if periods is not None and len(amounts) and np.isfinite(amounts).all():
-            value = float(amounts.sum() / periods.sum())
-            low, high = self._interval(amounts, periods, float(periods.sum()))
-            what = _of(float(amounts.sum()), unit.partition("/")[0])
-            note = f"{what} in {periods.sum():.6g} s{self._clock}; {self._rule}"
-            return Reading(value, unit, self._basis, low, high, note)
-        return self._printed(unit, printed)
+    @cached_property
+    def sequences_per_s(self) -> Result:
+        """Sequences over time; else the mean of the printed rates."""
+        return self._rate(self._run.samples, "sequences/s", _SEQUENCES)
 
+    @cached_property
+    def tokens_per_s(self) -> Result:
+        """Tokens over time; else the mean of the printed rates."""
+        return self._rate(self._run.tokens, "tokens/s", ("tokens/s",))
+
+    @cached_property
     def step_s(self) -> Result:
         """Time over steps; else the mean of the printed step times."""
-        periods, steps = self._durations_s(), self._run.covered[self._rows]
+        periods, steps = self._durations_s, self._run.covered[self._rows]
         if periods is not None and len(steps) and np.isfinite(steps).all():
             low, high = self._interval(periods, steps, float(periods.sum()))
             over = _of(float(steps.sum()), "steps")
-            note = f"{periods.sum():.6g} s{self._clock} over {over}; {self._rule}"
+            note = f"{periods.sum():.6g} s{self._clock} over {over}; {self.rule}"
             return Reading(float(periods.sum() / steps.sum()), "s", self._basis, low, high, note)
         printed_s = self._run.step_time_s[self._rows]
         printed_s = printed_s[np.isfinite(printed_s)]
         if not len(printed_s):
             return Missing(self._why())
         many = f"mean of {len(printed_s)} printed step times"
-        note = f"{'the one printed step time' if len(printed_s) == 1 else many}; {self._rule}"
+        note = f"{'the one printed step time' if len(printed_s) == 1 else many}; {self.rule}"
         return Reading(float(printed_s.sum() / len(printed_s)), "s", "reported", note=note)
+
+    def _rate(self, amounts: FloatArray, unit: str, printed: tuple[str, ...]) -> Result:
+        """Amounts over time; else the mean of the printed rates of these units."""
+        amounts, periods = amounts[self._rows], self._durations_s
+        if periods is not None and len(amounts) and np.isfinite(amounts).all():
+            value = float(amounts.sum() / periods.sum())
+            low, high = self._interval(amounts, periods, float(periods.sum()))
+            what = _of(float(amounts.sum()), unit.partition("/")[0])
+            note = f"{what} in {periods.sum():.6g} s{self._clock}; {self.rule}"
+            return Reading(value, unit, self._basis, low, high, note)
+        return self._printed(unit, printed)
 
     def _interval(
         self, tops: FloatArray, bottoms: FloatArray, window_s: float
@@ -437,9 +423,10 @@ class _Window:
         clocks = {"step times": " of printed step times", "bar": " by the progress bar"}
         return clocks.get(self._run.clock or "", "")
 
+    @cached_property
     def _durations_s(self) -> FloatArray | None:
         """How long each row took, where that is known of all."""
-        if self._first < 1 or self._first >= len(self._run):
+        if not 1 <= self.first < self.last:
             return None
         periods = self._run.period_s[self._rows]
         return periods if np.isfinite(periods).all() and periods.sum() > 0 else None
@@ -452,22 +439,22 @@ class _Window:
         rates = column[first:]
         rates = rates[np.isfinite(rates) & (rates > 0)]
         if not len(rates):
-            return Missing(f"no {unit} above 0 was printed after the warm-up: {self._rule}")
+            return Missing(f"no {unit} above 0 was printed after the warm-up: {self.rule}")
         averaged = f", from row {first} on as each is a mean over {self._run.rate_steps} steps"
         many = f"harmonic mean of {len(rates)} printed figures"
         note = (
             f"{'the one printed figure' if len(rates) == 1 else many}, not samples over time;"
-            f" {self._rule}{averaged if first > self._first else ''}"
+            f" {self.rule}{averaged if first > self.first else ''}"
         )
         return Reading(float(len(rates) / (1 / rates).sum()), unit, "reported", note=note)
 
     def _past_averages(self) -> int:
         """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""
-        run, first = self._run, min(self._first, len(self._run) - 1)
+        run, first = self._run, min(self.first, len(self._run) - 1)
         if run.rate_steps < 2 or not len(run) or not np.isfinite(run.step[first]):
-            return self._first
+            return self.first
         beyond = np.flatnonzero(run.step >= run.step[max(0, first - 1)] + run.rate_steps)
-        return int(beyond[0]) if len(beyond) else self._first
+        return int(beyond[0]) if len(beyond) else self.first
 
     def _why(self) -> str:
         if len(self._run) < 2:

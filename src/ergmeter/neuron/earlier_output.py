@@ -214,8 +214,7 @@ def with_column_names(comparison: Comparison) -> Comparison:
         return replace(group, name=", ".join(f"{by}={facts[by]}" for by in comparison.group_by))
 
     def with_names(pair: GroupPair) -> GroupPair:
-        new, ref = named(pair.groups.new), named(pair.groups.ref)
-        return replace(pair, groups=replace(pair.groups, new=new, ref=ref))
+        return replace(pair, new=named(pair.new), ref=named(pair.ref))
 
     groups, pairs = map(named, comparison.groups), map(with_names, comparison.pairs)
     return replace(comparison, groups=tuple(groups), pairs=tuple(pairs))

@@ -161,10 +161,10 @@ def title(pair: GroupPair) -> str:
     """Return the compared groups and the method."""
     done = next((v.contrast for v in pair.verdicts if v.contrast), None)
     if done is None:
-        return f"{pair.other} against {pair.baseline}"
+        return f"{pair.new.name} against {pair.ref.name}"
     method = "" if done.low is None else f", {done.method}"  # a single run has no interval
     runs = f"{done.repeats[0]} and {done.repeats[1]} runs"
-    return f"{pair.other} against {pair.baseline} ({runs}{method})"
+    return f"{pair.new.name} against {pair.ref.name} ({runs}{method})"
 
 
 def _pair_notes(pair: GroupPair) -> Iterator[Note]:
@@ -256,7 +256,7 @@ def _contrasts(comparison: Comparison) -> tuple[Table, ...]:
                 runs = f"{contrast.repeats[0]} and {contrast.repeats[1]}"
                 how = contrast.method if contrast.low is not None else contrast.why
                 cells = (contrast_in_words(contrast), runs, how)
-            rows.append((pair.other, verdict.measure.phrase, *cells))
+            rows.append((pair.new.name, verdict.measure.phrase, *cells))
     heads = ("group", "metric", f"against {comparison.groups[0].name}", "runs", "how")
     return (Table(heads, tuple(rows)),) if rows else ()
 
@@ -351,7 +351,7 @@ def csv_text(comparison: Comparison) -> str:
     """Return a CSV row for each metric of each pair."""
     rows: list[dict[str, object]] = []
     for pair in comparison.pairs:
-        names = {"baseline": pair.baseline, "group": pair.other}
+        names = {"baseline": pair.ref.name, "group": pair.new.name}
         if not pair.is_comparable:
             why = f"not comparable: {'; '.join(pair.fairness.refusals)}"
             rows.append({**names, "state": "refused", "verdict": why})
@@ -393,8 +393,8 @@ def _group_json(comparison: Comparison, group: Group) -> dict[str, Any]:
 
 def _pair_json(pair: GroupPair) -> dict[str, Any]:
     return {
-        "baseline": pair.baseline,
-        "group": pair.other,
+        "baseline": pair.ref.name,
+        "group": pair.new.name,
         "is_comparable": pair.is_comparable,
         **asdict(pair.fairness),
         "verdicts": [
@@ -425,7 +425,7 @@ def _csv_row(comparison: Comparison, pair: GroupPair, verdict: Verdict) -> dict[
     row: dict[str, object] = {"metric": measured.key, "unit": measured.unit}
     row |= {"state": verdict.state, "verdict": verdict.words}
     groups = {group.name: group for group in comparison.groups}
-    for column, name in (("baseline_mean", pair.baseline), ("group_mean", pair.other)):
+    for column, name in (("baseline_mean", pair.ref.name), ("group_mean", pair.new.name)):
         with suppress(NotMeasurable):
             row[column] = comparison.mean(groups[name], measured).value
     if contrast is not None:

@@ -258,7 +258,7 @@ def amounts(comparison: Comparison) -> list[str]:
             f"{v.measure.label} {amount_text(v, ref)} to {amount_text(v, new)}"
             for v, (new, ref) in changes
         )
-        runs = f"{len(pair.groups.ref.ok)} and {len(pair.groups.new.ok)} runs"
+        runs = f"{len(pair.ref.ok)} and {len(pair.new.ok)} runs"
         lines += [f"{pair.name}, REF to NEW: {values} ({runs})"] if changes else []
     return lines
 
@@ -296,7 +296,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def _failures(pair: GroupPair) -> list[str]:
-    sides = (("NEW", pair.groups.new), ("REF", pair.groups.ref))
+    sides = (("NEW", pair.new), ("REF", pair.ref))
     return [
         f"{pair.name}: {len(side.failed)} of {len(side.entries)} failed in {name}:"
         f" {side.failed[-1].status}: {side.failed[-1].reason or None}"

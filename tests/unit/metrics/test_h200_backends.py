@@ -55,7 +55,7 @@ def compared(series: str) -> Comparison:
 @pytest.mark.parametrize("backend", ["bnb", "unsloth"])
 @pytest.mark.parametrize("key", KEYS)
 def test_the_ratio_is_the_one_by_hand(series: str, backend: str, key: str) -> None:
-    found = next(one for one in compared(series).pairs if one.other == backend)
+    found = next(one for one in compared(series).pairs if one.new.name == backend)
     contrast = next(one.contrast for one in found.verdicts if one.measure.key == key)
     assert contrast is not None
     assert contrast.low is not None

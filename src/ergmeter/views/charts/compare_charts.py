@@ -294,7 +294,7 @@ def compare_charts(comparison: Comparison) -> list[Chart]:
 def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
     is_ratio = id_ == RATIOS
     verdicts = [
-        (pair.other, verdict)
+        (pair.new.name, verdict)
         for pair in comparison.pairs
         for verdict in pair.verdicts
         if verdict.measure.is_quality != is_ratio
@@ -330,7 +330,7 @@ def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
 def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
     if len(comparison.groups) < 2:
         return "one group: nothing to compare it with"
-    refused = [pair.other for pair in comparison.pairs if not pair.is_comparable]
+    refused = [pair.new.name for pair in comparison.pairs if not pair.is_comparable]
     if refused:
         return f"not comparable with {comparison.groups[0].name}: {', '.join(refused)}"
     return "; ".join(dict.fromkeys(verdict.words for verdict in verdicts)) or "no run tells a loss"
