@@ -35,7 +35,7 @@ from ergmeter.neuron.score import (
 from ergmeter.records import Missing, Reading
 from ergmeter.units import grouped, number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
+from ergmeter.views.charts.interval_chart import Dot, interval_chart
 from ergmeter.views.document import (
     ChartPart,
     Document,
@@ -54,6 +54,7 @@ from ergmeter.views.documents import finite
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ergmeter.compare.verdicts import State
     from ergmeter.neuron.analysis import Analysis, JobDetails
     from ergmeter.neuron.kernels import GraphResult, KernelTotal
     from ergmeter.neuron.mfu import OriginalEstimate
@@ -621,9 +622,9 @@ def score_chart(score: Score, table: Table) -> Chart:
     ]
     points.append(_dot("score", score.value, _MARKS[score.mark].strip()))
     return interval_chart(
-        "score_factors", "factors of the score", "ratio, log scale", points,
-        Axis("ratio, log scale (1 changes nothing)", is_log=True, neutral=1.0, format=".4~g"),
-        words={"better": "raises the score", "worse": "lowers it"}, table=table,
+        "score_factors", "factors of the score", points, "ratio, log scale (1 changes nothing)",
+        is_ratio=True, words={"better": "raises the score", "worse": "lowers it"}, table=table,
+        unit="ratio, log scale", number_format=".4~g",
     )  # fmt: skip
 
 
@@ -631,5 +632,5 @@ def _dot(name: str, ratio: float | None, sign: str) -> Dot:
     if ratio is None or ratio <= 0:
         return Dot(name, "not known" if ratio is None else f"{sign} 0", "absent")
     text = f"{sign} {significant(ratio, 5)}".strip()
-    kind: Kind = "better" if ratio >= 1 else "worse"
-    return Dot(name, text, kind, ratio, min(1.0, ratio), max(1.0, ratio))
+    state: State = "better" if ratio >= 1 else "worse"
+    return Dot(name, text, state, ratio, min(1.0, ratio), max(1.0, ratio))

@@ -14,7 +14,7 @@ from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Table, css
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ergmeter.compare.verdicts import State
     from ergmeter.stats.ratio import Contrast
@@ -96,6 +96,8 @@ def interval_chart(
     words: dict[State, str],
     table: Table,
     note: str = "",
+    unit: str = "",
+    number_format: str = ",.4~r",
 ) -> Chart:
     """Return the chart, rows in order. `words` explains the dot of each state.
 
@@ -110,20 +112,6 @@ def interval_chart(
         if state in used
     )
     tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
-    layers = vega.filled(_layers(dots, axis_title, tiers, is_ratio=is_ratio))
-    spec = vega.framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
-    return Chart(id_, title, "", spec, table, note, legend=legend)
-
-
-def _layers(
-    dots: Sequence[Dot], axis_title: str, tiers: _Tiers, *, is_ratio: bool
-) -> list[vega.Layer]:
-    """Return the layers from back to front."""
-    rows = [_row(number, dot) for number, dot in enumerate(dots)]
-    present = [row for row in rows if row["v"] is not None]
-    spans = [row for row in present if row["low"] is not None]
-    limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
-    line = [{"v": 1.0 if is_ratio else 0.0}]
     x = partial(
         vega.axis,
         title=axis_title,
@@ -131,17 +119,30 @@ def _layers(
         zero=None if is_ratio else False,
         nice=False,
         padding=14,
-        format=",.4~r",
+        format=number_format,
         tick_px=110,
         labelOverlap="greedy",
     )
+    layers = vega.filled(_layers(dots, x, tiers, neutral=1.0 if is_ratio else 0.0))
+    spec = vega.framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
+    return Chart(id_, title, unit, spec, table, note, legend=legend)
+
+
+def _layers(
+    dots: Sequence[Dot], x: Callable[[str], vega.Channel], tiers: _Tiers, *, neutral: float
+) -> list[vega.Layer]:
+    """Return the layers from back to front."""
+    rows = [_row(number, dot) for number, dot in enumerate(dots)]
+    present = [row for row in rows if row["v"] is not None]
+    spans = [row for row in present if row["low"] is not None]
+    limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
     y = vega.numbered_rows("i", at=tiers.dot)
     tick: dict[str, Any] = {"orient": "vertical", "size": 20, "thickness": 3, "color": "ink"}
     tick["yOffset"] = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
     words = vega.tooltip({"name": "of", "said": "is"})
     return [
         # Texts have an outline in the background colour, so that the line does not cross them.
-        vega.rule("neutral", line, x=x("v"), color="dim"),
+        vega.rule("neutral", [{"v": neutral}], x=x("v"), color="dim"),
         vega.rule("spans", spans, x=x("low"), x2="high", y=y, color=vega.BY_COLOUR, strokeWidth=3),
         vega.signs("points", present, x=x("v"), y=y, tooltip=words, size=95),
         vega.tick("limits", limits, x=x("v"), y=y, **tick),
