@@ -21,7 +21,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
-from ergmeter.records import FloatArray, Missing, Reading, Result, is_above, weakest
+from ergmeter.metrics.evidence.samples import or_missing
+from ergmeter.records import FloatArray, Reading, Result, is_above, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 
@@ -114,13 +115,7 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
     """The metrics of a job by key."""
     metrics = (wall_s, down_s, goodput_frac, steps, lost_steps, tokens, energy_j)
-    results: dict[str, Result] = {}
-    for metric in metrics:
-        try:
-            results[f"job.{metric.__name__}"] = metric(parts)
-        except NotMeasurable as error:
-            results[f"job.{metric.__name__}"] = Missing(str(error))
-    return results
+    return {f"job.{metric.__name__}": or_missing(metric, parts) for metric in metrics}
 
 
 def wall_s(parts: Sequence[JobRun]) -> Reading:

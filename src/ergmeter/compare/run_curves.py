@@ -22,7 +22,7 @@ from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
 from ergmeter.metrics.device_energy import boundary
-from ergmeter.metrics.evidence.samples import highest_of, readings, sampled, why_absent
+from ergmeter.metrics.evidence.samples import highest_of, or_missing, readings, sampled, why_absent
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Basis, Device, FloatArray, Missing
 from ergmeter.runlog.reader import Run
@@ -205,27 +205,22 @@ def _run_curves(
     except ErgmeterError as error:
         nothing = dict.fromkeys(CURVES, Missing(str(error)))
         return RunCurves(group, repeat, entry.source, nothing, {})
-    lacking: dict[Axis, str] = {}
-    for axis in AXES:
-        try:
-            progress.at(axis, np.zeros(1))
-        except NotMeasurable as error:
-            lacking[axis] = str(error)
+    starts = {axis: or_missing(progress.at, axis, np.zeros(1)) for axis in AXES}
+    lacking = {axis: at.reason for axis, at in starts.items() if isinstance(at, Missing)}
     axes = tuple(axis for axis in AXES if axis not in lacking)
-    curves = {curve: _run_curve(evidence, progress, curve, axes, points=points) for curve in CURVES}
+    curves = {
+        curve: or_missing(_run_curve, evidence, progress, curve, axes, points=points)
+        for curve in CURVES
+    }
     return RunCurves(group, repeat, entry.source, curves, lacking)
 
 
 def _run_curve(
     evidence: Evidence, progress: RunProgress, curve: Curve, axes: Sequence[Axis], *, points: int
-) -> RunCurve | Missing:
-    try:
-        series, basis, note = _SERIES[curve](evidence, progress)
-        line = timeline.bounded_series(
-            _inside(series, progress), zero_ns=progress.zero_ns, points=points
-        )
-    except NotMeasurable as error:
-        return Missing(str(error))
+) -> RunCurve:
+    series, basis, note = _SERIES[curve](evidence, progress)
+    inside = _inside(series, progress)
+    line = timeline.bounded_series(inside, zero_ns=progress.zero_ns, points=points)
     t_s, values = line.t_s, line.values
     if curve in _OF_STEPS:  # no breaks between steps
         is_reading = np.isfinite(values)

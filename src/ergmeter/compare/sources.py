@@ -8,7 +8,6 @@ own, RUN:1 and RUN:2.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,14 @@ from ergmeter.compare.entry import (
     why_left_out,
 )
 from ergmeter.compare.ledgers import is_ledger, read_ledger
-from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
+from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.evidence.gpu_use import board_facts
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
 from ergmeter.records import Missing, Reading, Result
@@ -237,7 +237,7 @@ def _entry(
         ended = "running" if status == RUNNING else "error"
         return _failed(run, source, argument, ended, why)
     evidence = evidence_of(run, wanted.settings)
-    each = _flops_per_token(evidence)
+    each = or_none(flops_per_token, evidence.flops[0]) if evidence.flops else None
     ask_devices(evidence)
     readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
     diverged = divergence(readings)
@@ -278,25 +278,12 @@ def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:
         "parameters": declared.parameters,
         "name": run.name,
         "started": run.header.get("created"),
-        "steps": _steps(evidence),
+        "steps": or_none(steps_made, evidence),
         "flops_per_token": flops and f"{scaled(flops, 'FLOP')}, {evidence.flops[0].convention}",
         "window": evidence.window_kind if evidence.trains else None,
         "whole_run_from": evidence.started_by if evidence.trains else None,
     }
     return {**facts_of(own), **facts_of(run.workload), "run": str(run.path)}
-
-
-def _steps(evidence: Evidence) -> float | None:
-    try:
-        return steps_made(evidence)
-    except NotMeasurable:
-        return None
-
-
-def _flops_per_token(evidence: Evidence) -> float | None:
-    with suppress(NotMeasurable):
-        return flops_per_token(evidence.flops[0]) if evidence.flops else None
-    return None
 
 
 def _unfit(evidence: Evidence, source: str) -> list[str]:

@@ -16,6 +16,7 @@ from ergmeter.compare.comparison import Comparison, GroupPair, impossible_entry
 from ergmeter.compare.entry import Group
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.evidence.samples import or_missing
 from ergmeter.records import Missing, Reading
 from ergmeter.units import number_of
 from ergmeter.views import documents
@@ -369,12 +370,11 @@ def csv_of(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def _group_json(comparison: Comparison, group: Group) -> dict[str, Any]:
-    means: dict[str, Any] = {}
-    for measured in comparison.measures:
-        try:
-            means[measured.key] = asdict(comparison.mean(group, measured))
-        except NotMeasurable as error:
-            means[measured.key] = {"missing": str(error)}
+    results = {m.key: or_missing(comparison.mean, group, m) for m in comparison.measures}
+    means = {
+        key: {"missing": mean.reason} if isinstance(mean, Missing) else asdict(mean)
+        for key, mean in results.items()
+    }
     absent = Missing("the source does not hold it")
     runs = [
         {
