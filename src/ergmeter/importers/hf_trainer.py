@@ -117,10 +117,9 @@ class _TrainerLines(StepLines):
 
     def __init__(self) -> None:
         super().__init__(Dialect())
-        self.waiting = 0  # step dicts that wait for their bar
         self.is_twice = False  # a step dict was printed twice
         self.is_rounded = False  # token totals are printed to four digits
-        self.bars: BarSteps[ParsedLine] = BarSteps()
+        self.bars = BarSteps()
         self.bar_ns: int | None = None  # the time of the last bar of a file, by itself
         self._bar_clock = BarClock()
         self._items: dict[str, str] = {}  # of the last step dict
@@ -129,12 +128,12 @@ class _TrainerLines(StepLines):
         """The step dicts, each with its step."""
         for line in lines:
             yield from self.steps(line, items_of(line.text))
-        yield from self.flush()
+        yield from self.bars.flush()
 
     def steps(self, line: Line, items: dict[str, str]) -> Iterator[ParsedLine]:
         """The step dicts whose number is known after this line, which holds these items."""
         if progress := bar(line.text):
-            yield from self._numbered(self.bars.draw(progress))
+            yield from self.bars.draw(progress)
             has_time = line.t_ns is None and progress.elapsed_s is not None
             if has_time and self.bars.is_own(progress):
                 self.bar_ns = self._bar_clock.time(progress.elapsed_s or 0.0)
@@ -145,18 +144,7 @@ class _TrainerLines(StepLines):
             return
         self._items = items
         parsed = self._parsed(line, items)
-        self.waiting += 1
-        yield from self._numbered(self.bars.log(parsed, parsed.epoch))
-
-    def flush(self) -> Iterator[ParsedLine]:
-        """The step dicts that wait: no bar comes for them any more."""
-        return self._numbered(self.bars.flush())
-
-    def _numbered(self, logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
-        for parsed, n in logs:
-            parsed.number = n
-            self.waiting -= 1
-            yield parsed
+        yield from self.bars.log(parsed)
 
     def _parsed(self, line: Line, items: dict[str, str]) -> ParsedLine:
         """A step dict with its time: a timestamp, the runtime it prints, or that of its bar."""
@@ -200,15 +188,15 @@ class _TrainerReader(RecordReader):
             if kind == "train" and self._trainer.is_twice:
                 yield from self._tell("twice")
             elif kind in ("eval", "final"):
-                yield from self._read_steps(self._trainer.flush())
+                yield from self._read_steps(self._trainer.bars.flush())
                 yield from self._result(line, kind, items)
             elif (
                 not items
                 and line.t_ns is not None
-                and not (self._trainer.waiting or self._is_mixed)
+                and not (self._trainer.bars.is_waiting or self._is_mixed)
             ):
                 yield from self._spans.tick(line.t_ns)
-        yield from self._read_steps(self._trainer.flush())
+        yield from self._read_steps(self._trainer.bars.flush())
         if not self._is_mixed:
             yield from self._spans.end()
             if self._unnumbered and self._trainer.bars.total is None:

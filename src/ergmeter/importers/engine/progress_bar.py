@@ -18,7 +18,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ergmeter.importers.engine.parsed_line import ParsedLine
 
 # Steps of an epoch. Steps and epochs grow together, so an epoch implies a range of steps. Epochs
 # are printed rounded to two decimals (transformers before 5.0) or four digits. The last step of
@@ -155,7 +158,6 @@ def _elapsed_s(text: str, start: int) -> float | None:
     return hours * 3600.0 + minutes * 60 + seconds
 
 
-T = TypeVar("T")
 _LONGEST_WAIT = 6  # logs; a bar that is later than this is not coming
 _ENOUGH = 3  # logs that settle the pace, if bars come in turn with them
 _APART = 3  # steps between a log and the bars around it, at most, if both are of one training
@@ -172,8 +174,8 @@ _Reading = tuple[int, tuple[int | None, ...], EpochPace]
 
 
 @dataclass(slots=True)
-class _Log(Generic[T]):
-    item: T
+class _Log:
+    line: ParsedLine
     epoch: Epoch
     before: int | None  # the last bar seen before it
     after: list[int] = field(default_factory=list)  # those seen since
@@ -189,29 +191,30 @@ class _Log(Generic[T]):
         return list(costs.items())
 
 
-class BarSteps(Generic[T]):
-    """Gives logs their step number, in order, or None where it can't be known."""
+class BarSteps:
+    """Gives logs their step number, in order, where it can be known."""
 
     def __init__(self) -> None:
         self.total: int | None = None  # the steps of the training, by its bar
         self._barless = False  # there is no bar: nothing to wait for
-        self._queue: deque[_Log[T]] = deque()
+        self._queue: deque[_Log] = deque()
         self._pace: EpochPace | None = None  # once the first logs agree on one
         self._missed = 0  # logs in a row that no bar around them confirmed
         self._last_bar: int | None = None
         self._fine = False  # epochs are printed to more than two decimals
 
-    def log(self, item: T, epoch: float | None) -> Iterator[tuple[T, int | None]]:
+    def log(self, line: ParsedLine) -> Iterator[ParsedLine]:
         """A log was printed. Yields the logs that need wait no longer."""
+        epoch = line.epoch
         if epoch is None or not math.isfinite(epoch) or epoch <= 0:
             yield from self.flush()
-            yield item, None
+            yield line
             return
         if self._pace and self._pace.last and epoch < self._pace.last.value:
             yield from self.flush()
             self._pace = None
         self._fine |= round(epoch, 2) != epoch
-        self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._last_bar))
+        self._queue.append(_Log(line, Epoch(epoch, fine=self._fine), self._last_bar))
         if len(self._queue) > _LONGEST_WAIT:
             self._barless = self.total is None
             if self._pace is None:
@@ -221,7 +224,7 @@ class BarSteps(Generic[T]):
             yield from self.flush()
         yield from self._settled()
 
-    def draw(self, progress: Bar) -> Iterator[tuple[T, int | None]]:
+    def draw(self, progress: Bar) -> Iterator[ParsedLine]:
         """A bar was drawn. Yields the logs whose number is now known."""
         if not self._is_training(progress) or progress.n < 1:
             return
@@ -233,7 +236,7 @@ class BarSteps(Generic[T]):
             self._hand_out(progress.n)
         yield from self._settled()
 
-    def flush(self) -> Iterator[tuple[T, int | None]]:
+    def flush(self) -> Iterator[ParsedLine]:
         """Nothing more will come for these: yield every log that waits."""
         if self._pace is None:
             self._compare(final=True)
@@ -244,6 +247,11 @@ class BarSteps(Generic[T]):
             if self._pace is None and log.own == self.total:
                 log.n = self.total
             yield self._popped()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if a log waits for its bar."""
+        return bool(self._queue)
 
     def is_own(self, progress: Bar) -> bool:
         """Whether this was a bar of the training, once it was drawn."""
@@ -269,14 +277,14 @@ class BarSteps(Generic[T]):
         if self._queue and len(self._queue[-1].after) <= _AROUND:
             self._compare(final=False)
 
-    def _settled(self) -> Iterator[tuple[T, int | None]]:
+    def _settled(self) -> Iterator[ParsedLine]:
         while self._queue and self._pace is not None:
             first = self._queue[0]
             if first.n is None and not self._decide(first, self._pace):
                 return
             yield self._popped()
 
-    def _decide(self, log: _Log[T], pace: EpochPace) -> bool:
+    def _decide(self, log: _Log, pace: EpochPace) -> bool:
         """Give a log its number. False: the bar that tells it may still come."""
         likely = pace.steps(log.epoch, self.total)
         if len(likely) == 1:
@@ -291,7 +299,7 @@ class BarSteps(Generic[T]):
         # With a bar beyond it, its own was missed; a low one is an old bar, seen late.
         return log.n is not None or any(n >= end for n in log.after)
 
-    def _popped(self) -> tuple[T, int | None]:
+    def _popped(self) -> ParsedLine:
         """The first log with its number, which the epochs tell where no bar did."""
         log = self._queue.popleft()
         if self._pace is not None:
@@ -303,9 +311,10 @@ class BarSteps(Generic[T]):
                 log.n = self._pace = None
             elif log.n is not None:
                 self._pace.believe(log.n, log.epoch)
-        return log.item, log.n
+        log.line.number = log.n
+        return log.line
 
-    def _by_epochs(self, log: _Log[T], pace: EpochPace) -> int | None:
+    def _by_epochs(self, log: _Log, pace: EpochPace) -> int | None:
         likely = pace.steps(log.epoch, self.total)
         if len(likely) == 1:
             return likely[0]
@@ -325,11 +334,11 @@ class BarSteps(Generic[T]):
             for log, n in zip(logs, numbers, strict=True):
                 log.n = n
 
-    def _heard(self, log: _Log[T]) -> bool:
+    def _heard(self, log: _Log) -> bool:
         """Whether the bars around a log have been seen."""
         return log.own is not None and (len(log.after) >= _AROUND or log.own == self.total)
 
-    def _readings(self, logs: Sequence[_Log[T]]) -> Iterator[_Reading]:
+    def _readings(self, logs: Sequence[_Log]) -> Iterator[_Reading]:
         """The ways to give each of these logs a bar at one pace, each with its cost."""
         for choice in product(*(log.choices() for log in logs)):
             against = sum(cost for _, cost in choice)

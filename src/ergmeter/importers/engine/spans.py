@@ -149,14 +149,12 @@ _CURE = (
     "to see each step when it ends, run the program under `erg record --pty` or `stdbuf -oL`, or "
     "let it flush its output"
 )
-_AT_ONCE = (
-    "no steps: {} step lines came at once, or in blocks that each begin again, so nothing tells "
-    f"how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
+_NO_STEPS = (
+    "no steps: {} step lines came {}, so nothing tells how long a step took; "
+    f"{_CURE}; or use ergmeter.Meter in the loop"
 )
-_TWO_BLOCKS = (
-    "no steps: {} step lines came in two blocks, the second when the program ended, so nothing "
-    f"tells how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
-)
+_AT_ONCE = "at once, or in blocks that each begin again"
+_TWO_BLOCKS = "in two blocks, the second when the program ended"
 _IN_BLOCKS = (
     "the program's output is block-buffered: {} of its step lines came at one instant with others, "
     f"up to {{}} together; {{}}; {_CURE}"
@@ -238,7 +236,8 @@ class StepSpans:
             yield from self._say_blocks()
         if not self._made and not self._no_steps_noted and self._untimed > 1:
             self._no_steps_noted = True
-            message = (_TWO_BLOCKS if self._largest else _AT_ONCE).format(self._untimed + 1)
+            how = _TWO_BLOCKS if self._largest else _AT_ONCE
+            message = _NO_STEPS.format(self._untimed + 1, how)
             yield Mark(self._last_t_ns, "output_unrecognised", message)
         self._edge = self._open = None
 
