@@ -69,15 +69,11 @@ class ImportedRun:
 
 @dataclass(frozen=True)
 class Imported:
-    """The runs that were made of a log."""
+    """The runs that were made of a log, and how it was read."""
 
-    log: str
-    format: str
-    recognised: str  # the line that spoke for the format
-    bytes_read: int
-    lines: int
+    log: LogFile
+    choice: ChosenImporter
     runs: tuple[ImportedRun, ...]
-    is_cut_off: bool = False  # the compressed log ends half way
 
 
 def import_log(request: ImportRequest, *, progress: Progress | None = None) -> Imported:
@@ -93,15 +89,7 @@ def import_log(request: ImportRequest, *, progress: Progress | None = None) -> I
     with ExitStack() as undo:
         runs = _make_runs(request, choice, log, undo)
         undo.pop_all()
-    return Imported(
-        log.path,
-        choice.importer.name,
-        choice.recognised,
-        log.bytes_read,
-        log.line_count,
-        tuple(runs),
-        log.is_cut_off,
-    )
+    return Imported(log, choice, tuple(runs))
 
 
 def _make_runs(

@@ -49,7 +49,12 @@ def test_the_run_of_a_log_has_its_rates_by_time_and_its_losses(tmp_path: Path) -
     log = log_of(tmp_path, SEQ_LENGTH, *[megatron(n, 50 * n / 10) for n in range(10, 130, 10)])
     imported = import_log(ImportRequest(log, tmp_path / "run"))
     (run,) = imported.runs
-    assert (imported.format, run.steps, run.first_step, run.last_step) == ("megatron", 11, 20, 120)
+    assert (imported.choice.importer.name, run.steps, run.first_step, run.last_step) == (
+        "megatron",
+        11,
+        20,
+        120,
+    )
     summary = summary_of(run.path)
     # 11 lines of 10 iterations in 50 s each, of 128 samples of 4096 tokens.
     assert value(summary, "throughput.samples_per_s") == pytest.approx(25.6)

@@ -45,7 +45,7 @@ def log_of(tmp_path: Path, *lines: str, ending: str = "\n") -> Path:
 def imported(tmp_path: Path, *lines: str, ending: str = "\n") -> tuple[ImportedRun, ...]:
     log = log_of(tmp_path, *lines, ending=ending)
     found = import_log(ImportRequest(log, tmp_path / "run"))
-    assert found.format == "nvidia_smi"
+    assert found.choice.importer.name == "nvidia_smi"
     return found.runs
 
 

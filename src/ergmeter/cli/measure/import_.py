@@ -11,7 +11,7 @@ import click
 from ergmeter.cli.options import flag, path_option, print_json
 from ergmeter.cli.progress import progress_bar
 from ergmeter.cli.run_options import TOKENS_ARE, with_model, with_settings
-from ergmeter.units import scaled
+from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def command(
         imported = import_log(
             request, progress=lambda done: show(done, size_bytes, scaled(done, "B"))
         )
-    if imported.is_cut_off:
+    if imported.log.is_cut_off:
         click.echo(
             f"erg: {log}: the compressed log ends half way; what there is was read", err=True
         )
@@ -88,10 +88,11 @@ def command(
 
 
 def _lines(imported: Imported) -> Iterator[str]:
-    read = f"{imported.lines} line{'s'[: imported.lines != 1]}"
-    yield f"{imported.log}: {imported.format}, by {imported.recognised!r} ({read})"
+    log, choice = imported.log, imported.choice
+    lines = number_of(log.line_count, "line")
+    yield f"{log.path}: {choice.importer.name}, by {choice.recognised!r} ({lines})"
     for run in imported.runs:
-        steps = f"{run.steps} timed step line{'s'[: run.steps != 1]}"
+        steps = number_of(run.steps, "timed step line")
         is_numbered = run.first_step is not None
         numbers = f", steps {run.first_step} to {run.last_step}" if is_numbered else ""
         if run.readings and not run.steps:
@@ -121,10 +122,10 @@ def _document(imported: Imported) -> dict[str, object]:
         for run in imported.runs
     ]
     return {
-        "log": imported.log,
-        "format": imported.format,
-        "recognised": imported.recognised,
-        "bytes": imported.bytes_read,
-        "lines": imported.lines,
+        "log": imported.log.path,
+        "format": imported.choice.importer.name,
+        "recognised": imported.choice.recognised,
+        "bytes": imported.log.bytes_read,
+        "lines": imported.log.line_count,
         "runs": runs,
     }
