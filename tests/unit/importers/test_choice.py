@@ -153,6 +153,6 @@ def test_a_training_that_printed_nvidia_smi_is_read_as_the_training(
     (tmp_path / "both.log").write_text(printed + whole)
     alone = import_log(ImportRequest(tmp_path / "alone.log", tmp_path / "alone"))
     both = import_log(ImportRequest(tmp_path / "both.log", tmp_path / "both"))
-    assert both.format == "megatron"
+    assert both.choice.importer.name == "megatron"
     assert [run.steps for run in both.runs] == [run.steps for run in alone.runs]
     assert both.runs[0].steps > 0
