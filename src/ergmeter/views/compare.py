@@ -424,10 +424,9 @@ def _csv_row(comparison: Comparison, pair: GroupPair, verdict: Verdict) -> dict[
     measured, contrast = verdict.measure, verdict.contrast
     row: dict[str, object] = {"metric": measured.key, "unit": measured.unit}
     row |= {"state": verdict.state, "verdict": verdict.words}
-    groups = {group.name: group for group in comparison.groups}
-    for column, name in (("baseline_mean", pair.ref.name), ("group_mean", pair.new.name)):
+    for column, group in (("baseline_mean", pair.ref), ("group_mean", pair.new)):
         with suppress(NotMeasurable):
-            row[column] = comparison.mean(groups[name], measured).value
+            row[column] = comparison.mean(group, measured).value
     if contrast is not None:
         row |= {column: getattr(contrast, column) for column in _OF_CONTRAST}
         row["group_runs"], row["baseline_runs"] = contrast.repeats

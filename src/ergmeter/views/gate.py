@@ -77,7 +77,7 @@ def gate_document(gate: Gate, *, with_charts: bool = False) -> Document:
     if len(rows) > _MOST:
         parts.append(Paragraph(f"and {len(rows) - _MOST} more: --json has them", style="dim"))
     if with_charts:
-        charts = tuple(map(ChartPart, rule_charts(gate)))
+        charts = tuple(ChartPart(_chart(n, rule, gate)) for n, rule in enumerate(gate.rules))
         parts.append(Section("ratios", "NEW over REF", charts, media=("html",)))
     parts.append(Section("method", "how it was judged", (Items(tuple(gate_method(gate))),)))
     return Document("erg gate", tuple(parts), gate_data(gate))
@@ -349,12 +349,8 @@ def _change_data(verdict: Verdict) -> dict[str, Any]:
 # Charts.
 
 
-def rule_charts(gate: Gate) -> list[Chart]:
-    """A chart for each rule: every configuration's change with its interval."""
-    return [_chart(number, rule, gate) for number, rule in enumerate(gate.rules)]
-
-
 def _chart(number: int, rule: GateRule, gate: Gate) -> Chart:
+    """The chart of a rule: every configuration's change with its interval."""
     own = sorted((verdict for verdict in gate.verdicts if verdict.rule == rule), key=_badness)
     id_, title = f"rule-{number}", str(rule)
     if not any(verdict.contrast for verdict in own):

@@ -30,27 +30,9 @@ LOOKS: dict[State, tuple[str, str, str]] = {
     "no interval": ("c8", "diamond", "◆"),
     "absent": ("c8", "circle", ""),
 }
-_FIGURE_PX = 190  # of a row, for the text on the right
-_LONG = 22  # characters; longer names leave no room for text beside them in a narrow window
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiers:
-    """The height of a row, and the positions of name, value and dot within it."""
-
-    px: int
-    name: float
-    figure: float
-    dot: float
-
-    @property
-    def is_shared(self) -> bool:
-        """True if name and value share a line."""
-        return self.name == self.figure
-
-
-_TWO = _Tiers(40, 0.22, 0.22, 0.68)
-_THREE = _Tiers(58, 0.16, 0.44, 0.78)
+# The height of a row, and the positions of name, value and dot within it.
+_ROW_PX = 58
+_NAME_AT, _VALUE_AT, _DOT_AT = 0.16, 0.44, 0.78
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +93,6 @@ def interval_chart(
         for state, word in words.items()
         if state in used
     )
-    tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
     x = partial(
         vega.axis,
         title=axis_title,
@@ -123,30 +104,34 @@ def interval_chart(
         tick_px=110,
         labelOverlap="greedy",
     )
-    layers = vega.filled(_layers(dots, x, tiers, neutral=1.0 if is_ratio else 0.0))
-    spec = vega.framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
+    layers = vega.filled(_layers(dots, x, neutral=1.0 if is_ratio else 0.0))
+    spec = vega.framed(f"{title}: {described}{more}", _ROW_PX * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 
 
 def _layers(
-    dots: Sequence[Dot], x: Callable[[str], vega.Channel], tiers: _Tiers, *, neutral: float
+    dots: Sequence[Dot], x: Callable[[str], vega.Channel], *, neutral: float
 ) -> list[vega.Layer]:
     """Return the layers from back to front."""
+    row_at = partial(vega.numbered_rows, "i")
     rows = [_row(number, dot) for number, dot in enumerate(dots)]
     present = [row for row in rows if row["v"] is not None]
     spans = [row for row in present if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
-    y = vega.numbered_rows("i", at=tiers.dot)
+    y = row_at(at=_DOT_AT)
     tick: dict[str, Any] = {"orient": "vertical", "size": 20, "thickness": 3, "color": "ink"}
-    tick["yOffset"] = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
+    tick["yOffset"] = (_DOT_AT - 0.5) * _ROW_PX  # ticks ignore the position within a band
     words = vega.tooltip({"name": "of", "said": "is"})
+    left, width = vega.constant(0), vega.computed("width")
+    text = partial(vega.text, x=left, align="left", limit=width, baseline="middle")
     return [
         # Texts have an outline in the background colour, so that the line does not cross them.
         vega.rule("neutral", [{"v": neutral}], x=x("v"), color="dim"),
         vega.rule("spans", spans, x=x("low"), x2="high", y=y, color=vega.BY_COLOUR, strokeWidth=3),
         vega.signs("points", present, x=x("v"), y=y, tooltip=words, size=95),
         vega.tick("limits", limits, x=x("v"), y=y, **tick),
-        *_words(rows, tiers),
+        text("rows", rows, text="name", y=row_at(at=_NAME_AT), fontSize=12, color="ink"),
+        text("rows", None, text="said", y=row_at(at=_VALUE_AT), fontSize=11, color="dim"),
     ]
 
 
@@ -162,19 +147,3 @@ def _row(number: int, dot: Dot) -> dict[str, Any]:
         "shape": shape,
         "colour": css(colour),
     }
-
-
-def _words(rows: vega.Rows, tiers: _Tiers) -> list[vega.Layer]:
-    """Return the texts of a row: name and value, cut to the width."""
-    name_px, left = vega.computed("width"), vega.constant(0)
-    value: dict[str, Any] = {"x": left, "align": "left", "limit": name_px}
-    if tiers.is_shared:
-        name_px = vega.computed(f"width - {_FIGURE_PX}")
-        value = {"x": vega.constant("width"), "align": "right", "limit": _FIGURE_PX - 10}
-    at_name, at_value = (vega.numbered_rows("i", at=at) for at in (tiers.name, tiers.figure))
-    name = partial(vega.text, "rows", rows, text="name", fontSize=12, color="ink")
-    figure = partial(vega.text, "rows", None, text="said", fontSize=11, color="dim")
-    return [
-        name(x=left, y=at_name, align="left", limit=name_px, baseline="middle"),
-        figure(y=at_value, baseline="middle", **value),
-    ]
