@@ -247,9 +247,9 @@ class LogRun:
         """The steps since the row before."""
         return np.diff(self.step, prepend=np.nan)
 
-    def steady(self, *, skip_rows: int | None = None) -> Steady:
-        """The run's throughput after its warm-up; by default a rule finds the warm-up's end."""
-        return Steady(self, *_first(self, skip_rows))
+    def steady(self) -> Steady:
+        """The run's throughput after its warm-up."""
+        return Steady(self, *_first(self))
 
 
 @dataclass(frozen=True)
@@ -334,11 +334,8 @@ def _moment(t_s: float) -> datetime:
 _SEQUENCES = ("sequences/s", "samples/s")
 
 
-def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
+def _first(run: LogRun) -> tuple[int, str]:
     """The first row that is counted, and why that one."""
-    if skip_rows is not None:
-        rows = "row" if skip_rows == 1 else f"{skip_rows} rows"
-        return skip_rows, f"the first {rows} left out, as asked for"
     if len(run) < 2:
         return 0, "one row: nothing can be left out"
     is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")

@@ -82,11 +82,6 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
     return [("step", numbered[1]), *figures] if numbered else figures
 
 
-def _is_step_figure(name: str) -> bool:
-    """Whether this name makes plain lines NXDT's: a step time or a rate, whatever its unit."""
-    return name.startswith("step_time") or name == "throughput" or "/" in name
-
-
 def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
     """`throughput: 9000 tokens/s` is no throughput of NXDT's; `step_time: 12 ms` has its unit."""
     if name == "throughput" and "/" in unit:
@@ -358,7 +353,8 @@ class NxdtImporter(StepLineImporter):
         """True if this line is NXDT's or NeMo's, or a plain line of a step time or a rate."""
         if NXDT in text:
             return bool(_bar_figures(_fields(text)))
-        is_plain = any(_is_step_figure(name) for name, _ in plain_figures(text) or ())
+        names = [name for name, _ in plain_figures(text) or ()]
+        is_plain = any(n.startswith("step_time") or n == "throughput" or "/" in n for n in names)
         return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
     def words(self, recognised: str) -> LineHints:

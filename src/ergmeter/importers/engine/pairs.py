@@ -31,6 +31,7 @@ NUMBER = (
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){1,6}(?:\.\d*)?")
 _SCALE = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_RATE_SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 _MAX_COUNT = 2**53
 
 
@@ -391,17 +392,12 @@ def figure_of(means: Meaning, text: str, suffix: str) -> float | None:
     if means.kind == "count":
         return count(text, suffix)
     if means.kind == "rate" and "tok" in means.unit:
-        return _token_rate(text, suffix)
+        value, factor = number(text.replace(",", "")), _RATE_SCALE.get(suffix)
+        return None if factor is None or value is None else value * factor
     value = number(text)
     if means.kind == "own_time" and value is not None and suffix in SECONDS:
         return value * SECONDS[suffix] / means.scale
     return value if suffix == "" else None
-
-
-def _token_rate(text: str, suffix: str) -> float | None:
-    factor = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}.get(suffix)
-    value = number(text.replace(",", ""))
-    return None if factor is None or value is None else value * factor
 
 
 def _with_bar(text: str, pairs: list[NamedNumber]) -> list[NamedNumber]:
