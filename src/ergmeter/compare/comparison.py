@@ -176,9 +176,10 @@ def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     groups = _baseline_first(groups, options.baseline)
     wanted = _measures(entries, options)
     named = {measure(name) for name in options.metrics}
-    measures = tuple(
-        candidate for candidate in wanted if candidate in named or _any_has(entries, candidate)
-    )
+    read = {
+        key for e in entries for key, result in e.figures.items() if isinstance(result, Reading)
+    }
+    measures = tuple(metric for metric in wanted if metric in named or metric.key in read)
     pairs = _corrected([_pair(groups[0], g, measures, by, options) for g in groups[1:]], options)
     comparison = Comparison(by, groups, measures, pairs, None, (*left_out, *silent), (), options)
     absent_ = _absent(entries, [candidate for candidate in wanted if candidate not in measures])
@@ -308,24 +309,17 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Metric
     if options.metrics:
         chosen = [measure(name) for name in options.metrics]
     else:
+        present = {key for e in entries for key in e.figures if e.value(key) is not None}
         unwanted = {
             key
             for keys in _front_keys()
             for key in keys
-            if key != next((k for k in keys if _any_value(entries, k)), keys[0])
+            if key != next((k for k in keys if k in present), keys[0])
         }
         chosen = [measure(key) for key in in_view("compare") if key not in unwanted]
     if options.target_loss is not None:
         chosen += [measure(TIME), measure(ENERGY)]
     return tuple(dict.fromkeys(chosen))
-
-
-def _any_value(entries: Sequence[Entry], key: str) -> bool:
-    return any(entry.value(key) is not None for entry in entries)
-
-
-def _any_has(entries: Sequence[Entry], measured: Metric) -> bool:
-    return any(isinstance(entry.figures.get(measured.key), Reading) for entry in entries)
 
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Metric]) -> list[str]:

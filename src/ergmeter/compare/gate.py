@@ -77,11 +77,6 @@ class GateRule:
     scale: Scale
 
     @property
-    def metric(self) -> str:
-        """The metric's name in rules."""
-        return self.measure.label
-
-    @property
     def low(self) -> float | None:
         """The lowest change that is allowed, as a ratio or a difference."""
         return self._neutral - self.size if "-" in self.sign else None
@@ -107,7 +102,7 @@ class GateRule:
 
     def __str__(self) -> str:
         size = f"{self.size * 100:g}%" if self.scale == "ratio" else f"{self.size:g}"
-        return f"{self.metric} {self.sign}{size}"
+        return f"{self.measure.label} {self.sign}{size}"
 
 
 def parse_rule(text: str) -> GateRule:
@@ -297,11 +292,6 @@ class Gate:
         return tuple(rule for rule in self.rules if rule in asked - judged)
 
     @property
-    def is_empty(self) -> bool:
-        """True if nothing was judged: no metric, and no run that failed or is missing."""
-        return not any(self.count(state) for state in GATE_STATES[:3])
-
-    @property
     def why_useless(self) -> str:
         """Why the gate can't be relied on, in one line; empty if it can.
 
@@ -314,19 +304,17 @@ class Gate:
                 label for label, measured in rule_names().items()
                 if any(pair.common_key(measured) for pair in self.pairing.both)
             ]  # fmt: skip
-            names = ", ".join(rule.metric for rule in lost)
-            hint = suggestion(lost[0].metric, there, cutoff=0.5)
+            names = [rule.measure.label for rule in lost]
+            hint = suggestion(names[0], there, cutoff=0.5)
             return (
-                f"nothing to judge by {names}: no cell has it on both sides; {hint}both sides have"
-                f" {', '.join(there) or 'no figure'} (--allow-missing: judge by the other rules)"
+                f"nothing to judge by {', '.join(names)}: no cell has it on both sides; {hint}both"
+                f" sides have {', '.join(there) or 'no figure'} (--allow-missing: judge by the"
+                " other rules)"
             )
-        if self.needed and self.is_empty and not self.not_comparable:
+        is_empty = not any(self.count(state) for state in GATE_STATES[:3])
+        if self.needed and is_empty and not self.not_comparable:
             return "nothing to judge: no cell worked on both sides, or none has a figure on both"
         return ""
-
-    def is_in_ref(self, rule: GateRule) -> bool:
-        """True if a run of REF has the rule's metric."""
-        return any(pair.ref.has(rule.measure) for pair in self.pairing.pairs)
 
     @property
     def exit_code(self) -> int:
@@ -398,7 +386,10 @@ def gate(
     )
     if allow_missing:
         return made
-    spared = [rule for rule in made.unjudged if is_default and not made.is_in_ref(rule)]
+    unjudged_rules = made.unjudged if is_default else ()
+    spared = [
+        rule for rule in unjudged_rules if not any(p.ref.has(rule.measure) for p in pairing.pairs)
+    ]
     if len(spared) == len(wanted):
         spared = []
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))

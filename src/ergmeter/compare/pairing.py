@@ -53,10 +53,6 @@ class CompareOptions:
     new_where: Mapping[str, str] = field(default_factory=dict)
     ref_where: Mapping[str, str] = field(default_factory=dict)
 
-    def noise_of(self, label: str) -> RunNoise | None:
-        """The noise of one run in a metric, if it is known."""
-        return self.noise.get(label, self.noise.get(""))
-
 
 class NotComparable(UsageError):  # noqa: N818  an answer of `erg gate`, with its own exit code
     """The two sides can't be compared; the text is the reason."""
@@ -370,7 +366,7 @@ def pair_contrast(
             pair.ref.numbers(key),
             scale=scale,
             confidence=options.confidence,
-            noise=options.noise_of(measured.label),
+            noise=options.noise.get(measured.label, options.noise.get("")),
             lenders=_SIDES,
         )
     except NotMeasurable:
@@ -455,11 +451,9 @@ _ALIKE = 0.01
 
 def padding_remark(pair: ConfigurationPair) -> str:
     """How to read samples/s and tokens/s that go different ways; empty if they don't."""
-    new, ref = ((side.mean(COUNTED), side.mean(_SAMPLES)) for side in (pair.new, pair.ref))
-    if not all((*new, *ref)) or not counts_differ(pair):
+    if not counts_differ(pair):
         return ""
-    (new_tokens, new_samples), (ref_tokens, ref_samples) = new, ref
-    assert new_tokens and new_samples and ref_tokens and ref_samples  # noqa: PT018  one thing
+    (new_tokens, new_samples), (ref_tokens, ref_samples) = _tokens_and_samples(pair)
     rate, pace = new_tokens / ref_tokens, new_samples / ref_samples
     if (rate - 1.0) * (pace - 1.0) >= 0.0:
         return ""
@@ -478,9 +472,14 @@ def padding_remark(pair: ConfigurationPair) -> str:
 
 def counts_differ(pair: ConfigurationPair) -> bool:
     """True if tokens per sample differ by more than 1 %: tokens/s are then not comparable."""
-    sides = [(side.mean(COUNTED), side.mean(_SAMPLES)) for side in (pair.new, pair.ref)]
-    each = [tokens / samples for tokens, samples in sides if tokens and samples]
+    each = [tokens / samples for tokens, samples in _tokens_and_samples(pair)]
     return len(each) == 2 and abs(each[0] / each[1] - 1.0) > _ALIKE
+
+
+def _tokens_and_samples(pair: ConfigurationPair) -> list[tuple[float, float]]:
+    """Tokens/s and samples/s of NEW and REF, without a side that lacks one."""
+    sides = [(side.mean(COUNTED), side.mean(_SAMPLES)) for side in (pair.new, pair.ref)]
+    return [(tokens, samples) for tokens, samples in sides if tokens and samples]
 
 
 def _percent(ratio: float) -> str:
