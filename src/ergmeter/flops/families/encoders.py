@@ -294,12 +294,13 @@ def distilbert(c: ModelConfig) -> Encoder:
         heads=("n_heads", "num_attention_heads"),
         size=("hidden_dim",),
     )
-    hidden = c.integer("dim", "hidden_size")
+    hidden, vocab = c.integer("dim", "hidden_size"), c.integer("vocab_size")
     return _encoder(
         c,
         hidden,
         c.integer("max_position_embeddings") * hidden,
         (block,) * c.integer("n_layers", "num_hidden_layers"),
+        vocab=vocab,
         layer_name="transformer.layer",
         head_names=("vocab_transform", "vocab_projector"),
     )
