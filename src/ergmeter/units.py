@@ -58,6 +58,19 @@ def ratio_text(value: float, *, decimals: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
+def percent(share: float, *, decimals: int = 1) -> str:
+    """A share in percent; one that so many decimals would show as 0, by its first digits.
+
+    >>> percent(0.4207), percent(0.000123), percent(12.5)
+    ('42.1 %', '0.012 %', '1,250 %')
+    """
+    value = 100 * share
+    if value >= 1000:
+        return f"{value:,.0f} %"
+    text = f"{value:.{decimals}f}"
+    return f"{significant(value, 2) if value and not float(text) else text} %"
+
+
 def number_of(count: int, noun: str) -> str:
     """A count and its noun, plural if needed.
 

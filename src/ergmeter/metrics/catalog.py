@@ -111,7 +111,7 @@ class Metric:
     needs: tuple[str, ...]
     compute: Callable[[Evidence], Reading]
     per_device: Callable[[Evidence, Device], Reading] | None = None
-    kinds: tuple[str, ...] = ()  # the kinds of device that per_device speaks of
+    kinds: tuple[str, ...] = ("gpu",)  # the kinds of device that per_device speaks of
     aliases: tuple[Alias, ...] = ()
     upper_bound: float | None = None
     above_bound: str = "an input is wrong"
@@ -213,7 +213,6 @@ def over_whole_run(
             " run, with all training steps",
             compute=partial(_whole_run_reading, metric),
             per_device=None,
-            kinds=(),
             aliases=(),
             noun=metric.noun and f"{metric.noun} over the whole run",
             quantity=metric.quantity and f"whole-run {metric.quantity}",

@@ -22,7 +22,7 @@ from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import cached_result, or_missing
 from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
-from ergmeter.units import number_of, scaled, significant
+from ergmeter.units import number_of, percent, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,23 +138,23 @@ def _without_peak(
 # What `flops.work` and `flops.step_work` write among a step's assumptions.
 _STORED_AS = "kept: "
 _DECLARED = "given: "
-_NO_RECOMPUTATION = "no recomputation"
+NO_RECOMPUTATION = "no recomputation"
 _ATTENTION = "attention: "
 
 
-def _assumed(chosen: Flops, prefix: str) -> list[str]:
+def assumed(chosen: Flops, prefix: str) -> list[str]:
     """The assumptions of a FLOP count that begin with a prefix, without it."""
     return [text.removeprefix(prefix) for text in chosen.assumptions if text.startswith(prefix)]
 
 
 def _declared_note(chosen: Flops) -> str:
     """The declared figures in a FLOP count, for a note."""
-    return "".join(f" with {figure}" for figure in _assumed(chosen, _DECLARED))
+    return "".join(f" with {figure}" for figure in assumed(chosen, _DECLARED))
 
 
 def _attention(chosen: Flops) -> str:
     """Which pairs are in a count that has no convention's rule for them."""
-    return "".join(f" ({_ATTENTION}{pairs})" for pairs in _assumed(chosen, _ATTENTION))
+    return "".join(f" ({_ATTENTION}{pairs})" for pairs in assumed(chosen, _ATTENTION))
 
 
 NO_BYTES = NotApplicable(
@@ -184,7 +184,7 @@ def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
-    stored_as = _assumed(chosen, _STORED_AS)
+    stored_as = assumed(chosen, _STORED_AS)
     note = (
         f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
         f"{''.join(f'; {storage}' for storage in stored_as)}"
@@ -269,7 +269,7 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
         ratio = _hardware_ratio(chosen, rate)
     except NotMeasurable as error:
         return Missing(str(error))
-    is_assumed = bool(_assumed(chosen, _NO_RECOMPUTATION))
+    is_assumed = bool(assumed(chosen, NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
         source = "as assumed: pass --checkpointing where activations are recomputed"
@@ -342,17 +342,6 @@ def _spread(
 
 
 _ONE_DECIMAL_FROM = 0.1  # from which on a tenth of a percent tells figures apart
-_NO_DECIMALS = 1000
-
-
-def percent(share: float, *, decimals: int = 1) -> str:
-    """A share in percent; one that so many decimals would show as 0, by its first digits."""
-    value = 100 * share
-    if value >= _NO_DECIMALS:
-        return f"{value:,.0f} %"
-    text = f"{value:.{decimals}f}"
-    return f"{significant(value, 2) if value and not float(text) else text} %"
-
 
 # Results of a run.
 

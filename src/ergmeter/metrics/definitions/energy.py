@@ -296,7 +296,6 @@ METRICS = [
         needs=("power readings",),
         compute=peak_w,
         per_device=device_peak_w,
-        kinds=("gpu",),
         aliases=sft_play("peak_power_W", "W", "highest power reading"),
         views="card 650 in energy",
     ),

@@ -205,7 +205,6 @@ METRICS = [
         formula="highest memory in use on any one device, whole run",
         compute=partial(_in_use, mean=False),
         per_device=partial(_in_use, mean=False),
-        kinds=("gpu",),
         noun="peak memory",
         quantity="device memory, peak",
         column="memory_device_peak_bytes",
@@ -222,7 +221,6 @@ METRICS = [
         formula="mean over time of memory in use, mean over devices",
         compute=partial(_in_use, mean=True),
         per_device=partial(_in_use, mean=True),
-        kinds=("gpu",),
         aliases=(
             *efficientllm(
                 "AMU",
@@ -244,7 +242,6 @@ METRICS = [
         ("an accelerator",),
         device_peak_frac,
         per_device=device_peak_frac,
-        kinds=("gpu",),
         quantity="device memory, peak",
         upper_bound=1.0,
         above_bound="a reading of the device or its total memory is wrong",

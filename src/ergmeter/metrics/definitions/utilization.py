@@ -86,7 +86,6 @@ def _activity(column: str, title: str, direction: Direction, what: str, views: s
         ("hardware counters: NVML's on Hopper and newer, or the dcgm probe",),
         compute,
         per_device=compute,
-        kinds=("gpu",),
         upper_bound=1.0 if unit == "frac" else None,
         above_bound="a reading of the hardware counters is wrong",
         views=views,
@@ -285,7 +284,6 @@ METRICS = [
         needs=("an accelerator",),
         compute=busy_frac,
         per_device=busy_frac,
-        kinds=("gpu",),
         aliases=efficientllm(
             "PCU",
             "frac",

@@ -36,10 +36,10 @@ from ergmeter.metrics.evidence.samples import (
     sampled,
     throttled_share,
 )
-from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, TimeSplit, percent
+from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, TimeSplit
 from ergmeter.metrics.phases import Spans, covered_until_s
 from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading, weakest
-from ergmeter.units import HZ_PER_MHZ, NS_PER_S, scaled
+from ergmeter.units import HZ_PER_MHZ, NS_PER_S, percent, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence

@@ -13,6 +13,8 @@ from ergmeter.metrics.definitions.compute import (
     FLOPS_PER_S,
     HFU,
     MFU,
+    NO_RECOMPUTATION,
+    assumed,
     flops_per_token,
     need_possible,
     of_run,
@@ -21,13 +23,13 @@ from ergmeter.metrics.definitions.compute import (
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
 from ergmeter.metrics.evidence.samples import ACCELERATORS, or_none
-from ergmeter.metrics.explain.time import Fact, percent
+from ergmeter.metrics.explain.time import Fact
 from ergmeter.records import Flops, Missing, Reading
+from ergmeter.units import percent
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
-_NO_RECOMPUTATION = "no recomputation"
 NO_PADDING = "padding is not counted apart from tokens: pass tokens_real= to meter.step"
 
 
@@ -65,7 +67,7 @@ def achieved(evidence: Evidence) -> Achieved:
     if isinstance(mfu, Missing):
         return Achieved(_printed(evidence, mfu.reason), None, None, False, is_printed=True)
     chosen = evidence.flops[0]
-    is_assumed = any(assumption.startswith(_NO_RECOMPUTATION) for assumption in chosen.assumptions)
+    is_assumed = bool(assumed(chosen, NO_RECOMPUTATION))
     again = None
     if chosen.hardware_per_step is not None:
         again = mfu.value * (chosen.hardware_per_step / chosen.model_per_step - 1)

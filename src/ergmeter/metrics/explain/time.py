@@ -30,7 +30,7 @@ from ergmeter.metrics.phases import (
     why_no_stalls,
 )
 from ergmeter.records import Basis, FloatArray, TimeArray, weakest
-from ergmeter.units import NS_PER_S, duration, number_of
+from ergmeter.units import NS_PER_S, duration, number_of, percent
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -70,12 +70,6 @@ class LossBlock:
     def is_merged(self) -> bool:
         """True if it has several causes that the evidence does not separate."""
         return self.key in _MERGED
-
-
-def percent(share: float) -> str:
-    """A share as text in percent."""
-    value = 100 * share
-    return f"{value:.2g} %" if abs(value) < 0.05 else f"{value:.1f} %"
 
 
 # The time of the window.

@@ -36,13 +36,12 @@ from ergmeter.metrics.explain.time import (
     WAITS,
     LossBlock,
     TimeSplit,
-    percent,
     time_split,
     wait_blocks,
 )
 from ergmeter.metrics.phases import joined
 from ergmeter.records import FloatArray, Missing, Reading
-from ergmeter.units import NS_PER_S, scaled
+from ergmeter.units import NS_PER_S, percent, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

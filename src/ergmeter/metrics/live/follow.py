@@ -90,10 +90,12 @@ class RunFollower:
         self._learn(writer for writer in writers if self._only in (None, writer))
 
     def _learn(self, writers: Iterable[str]) -> None:
-        """Read the headers of these writers and put all on one clock."""
+        """Read the headers of these writers, and put all on one clock as `Run.open` does."""
         for writer in writers:
             self._take_header(writer)
-        self._align()
+        aligned = on_one_clock(self.writers.values())
+        self.writers = {writer.directory.name: writer for writer in aligned}
+        self._follower.offsets_ns |= {n: w.offset_ns for n, w in self.writers.items()}
 
     def _take_header(self, writer: str) -> None:
         with suppress(FormatError):  # it is being written
@@ -102,12 +104,6 @@ class RunFollower:
             self.writers[writer] = WriterLog(self.run / writer, header, (), offset_ns)
             for device in self.writers[writer].devices:
                 self.devices.setdefault(device.id, device)
-
-    def _align(self) -> None:
-        """Put all writers on the clock of the first one, as `Run.open` does."""
-        writers = on_one_clock(self.writers.values())
-        self.writers = {writer.directory.name: writer for writer in writers}
-        self._follower.offsets_ns |= {n: w.offset_ns for n, w in self.writers.items()}
 
     def _rows(self, parts: Iterable[StreamRows], until_ns: int) -> LiveRows:
         rows = LiveRows(until_ns)

@@ -12,9 +12,9 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import Work, step_work
-from ergmeter.metrics.definitions.compute import NotApplicable, percent
+from ergmeter.metrics.definitions.compute import NotApplicable
 from ergmeter.records import Missing, Reading, Result
-from ergmeter.units import grouped, number_of, scaled, significant
+from ergmeter.units import grouped, number_of, percent, scaled, significant
 from ergmeter.views.calculate.reference import markdown_table
 from ergmeter.views.document import (
     Document,

@@ -232,7 +232,7 @@ def metric_entry(metric: Metric) -> list[str]:
     ]
     if metric.upper_bound is not None:
         lines.append(f"  at most: {metric.upper_bound:g}; above it, {metric.above_bound}")
-    if metric.kinds:
+    if metric.per_device:
         lines.append(f"  also for each device of kind {', '.join(metric.kinds)}")
     lines += [
         f"  {alias.system} calls it {alias.name} [{alias.unit}]: {alias.definition}"
