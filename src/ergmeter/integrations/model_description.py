@@ -132,7 +132,6 @@ class Description:
         self._recorded_index = 0  # of the recorded step that is counted
         self._writer_id = ""
         self._identified = threading.Event()
-        self._is_begun = False  # it is counted in another process
         self._is_left = False  # to the recorder, whatever is not counted yet
         self._reread: Callable[[float, float], tuple[Flops, ...]] | None = None
         self._length = 0.0
@@ -316,7 +315,6 @@ class Description:
             remote.write_lengths(self._folder, self._lengths)
             if not _has_recorder(run):
                 remote.start(self._folder)
-            self._is_begun = True
         except (OSError, RuntimeError) as error:  # the latter while Python shuts down
             self._folder = None
             self._write(why_not=f"the counter can't be started ({error})")
@@ -353,7 +351,7 @@ class Description:
             self._write()
             self._clear()
             return
-        if not self._is_begun:
+        if self._folder is None:
             self._begin_elsewhere()
         if self._folder is None or _has_recorder(self._meter.path):
             return  # which finishes it when this program is gone
