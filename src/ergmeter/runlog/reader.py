@@ -190,11 +190,16 @@ class Run:
         ends = [mark.detail for mark in self.marks if mark.name == "ended"]
         if ends:
             return ends[-1]
-        if any(is_alive(w.directory, w.header) for w in self.writers if not w.closed):
+        if self.is_written:
             return RUNNING
         if self.writers and all(writer.closed for writer in self.writers):
             return FINISHED
         return CUT_OFF
+
+    @property
+    def is_written(self) -> bool:
+        """True if a writer that has not closed its share is alive."""
+        return any(is_alive(w.directory, w.header) for w in self.writers if not w.closed)
 
     @property
     def start_ns(self) -> int:

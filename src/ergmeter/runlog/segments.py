@@ -184,7 +184,7 @@ def segments(
                 continue
             if since_s and path.stat().st_mtime < since_s:
                 continue
-            segment = _opened(path, stream, torn)
+            segment = open_segment(path, stream, torn)
         except (pa.ArrowException, OSError, ValueError) as error:
             _note(damage, f"{path}: not a {table} file ({_first_line(error)})")
             continue
@@ -194,7 +194,8 @@ def segments(
                 yield segment
 
 
-def _opened(path: Path, stream: str, torn: list[str]) -> Segment:
+def open_segment(path: Path, stream: str, torn: list[str]) -> Segment:
+    """One file of a table. Adds a line to `torn` if it was cut off; its whole batches count."""
     if path.suffix != fmt.FULL:
         try:
             return _live(path, stream, torn)

@@ -28,6 +28,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -382,20 +383,12 @@ def _mark(line: str, words: SecretWords) -> str:
 
 def _table(path: Path) -> pa.Table:
     """Whatever of a table can be read: of one that was cut off all whole batches."""
-    if path.suffix == fmt.FULL:
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        with pq.ParquetFile(path) as file:
-            return file.read()
-    batches = []
-    reader = None
     try:
-        with path.open("rb") as file:
-            reader = pa.ipc.open_stream(file)
-            batches.extend(iter(reader))
-    except (pa.ArrowException, OSError):
-        pass
-    return pa.table({}) if reader is None else pa.Table.from_batches(batches, reader.schema)
+        return open_segment(path, stream="", torn=[]).table()
+    except pa.ArrowException:
+        if path.suffix == fmt.FULL:
+            raise
+        return pa.table({})
 
 
 def _write_table(source: Path, target: Path, words: SecretWords) -> None:
