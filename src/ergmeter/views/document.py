@@ -406,25 +406,26 @@ def every_part(parts: tuple[Part, ...]) -> Iterator[Part]:
 _FOR_PAGES = ChartGrid | AxisChoice | TimeZoom | MetricCards | HeatMap
 
 
-def as_text(parts: tuple[Part, ...], medium: Medium) -> tuple[Part, ...]:
-    """Return the parts that a medium of text shows, with tables and notes for charts.
+def parts_for(parts: Sequence[Part], medium: Medium) -> list[Part]:
+    """Return the parts that a medium shows; text has tables and notes for charts.
 
     Those inside sections stay.
     """
-    return tuple(text for part in parts for text in _as_text(part, medium))
+    return [piece for part in parts for piece in _for_medium(part, medium)]
 
 
-def _as_text(part: Part, medium: Medium) -> tuple[Part, ...]:
+def _for_medium(part: Part, medium: Medium) -> tuple[Part, ...]:
+    if isinstance(part, Section):
+        return (part,) if medium in part.media else ()
+    if medium == "html":
+        return () if isinstance(part, Frame) else (part,)
     if isinstance(part, ChartPart):
         return part.as_text()
     if isinstance(part, Table):
         return (part.without("links"),)
     if isinstance(part, Frame) and medium == "markdown":
         return (HeadlinePart(part.name, part.status), *part.parts)
-    is_left_out = isinstance(part, _FOR_PAGES) or (
-        isinstance(part, Section) and medium not in part.media
-    )
-    return () if is_left_out else (part,)
+    return () if isinstance(part, _FOR_PAGES) else (part,)
 
 
 def printable_lines(text: str) -> str:

@@ -27,7 +27,6 @@ from ergmeter.views.document import (
     AxisChoice,
     ChartGrid,
     ChartPart,
-    Frame,
     HeadlinePart,
     HeatMap,
     Items,
@@ -39,6 +38,7 @@ from ergmeter.views.document import (
     Table,
     TimeZoom,
     every_part,
+    parts_for,
     title_case,
 )
 
@@ -95,7 +95,7 @@ def html(document: Document) -> str:
         f" style-src {_hash(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    parts = _on_page(document.body)
+    parts = parts_for(document.body, "html")
     frame = _templates().get_template("page.html")
     return frame.render(
         policy=policy,
@@ -110,22 +110,13 @@ def html(document: Document) -> str:
     )
 
 
-def _on_page(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts that pages show."""
-    return [
-        part
-        for part in parts
-        if not isinstance(part, Frame) and (not isinstance(part, Section) or "html" in part.media)
-    ]
-
-
 def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
     """Return the HTML of parts; notes that follow one another are one list.
 
     `level`: of the headings of sections.
     """
     lines: list[str] = []
-    for is_note, group in groupby(_on_page(parts), lambda part: isinstance(part, Note)):
+    for is_note, group in groupby(parts_for(parts, "html"), lambda part: isinstance(part, Note)):
         members = list(group)
         lines += (
             [rendered("notes", members, VERDICTS)]

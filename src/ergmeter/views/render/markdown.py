@@ -17,7 +17,7 @@ from ergmeter.views.document import (
     Paragraph,
     Section,
     Table,
-    as_text,
+    parts_for,
     printable_lines,
     title_case,
 )
@@ -59,7 +59,7 @@ def _parts(parts: Sequence[Part], level: int = _LEVEL) -> Iterator[str]:
     `level`: of the headings of sections.
     """
     before: Part | None = None
-    for part in as_text(tuple(parts), "markdown"):
+    for part in parts_for(parts, "markdown"):
         lines = list(_part(part, level))
         is_next_item = isinstance(part, Note) and isinstance(before, Note)
         yield from lines if is_next_item or not lines else ["", *lines]

@@ -27,7 +27,7 @@ from ergmeter.views.document import (
     Section,
     Table,
     TableColumn,
-    as_text,
+    parts_for,
     printable_lines,
 )
 
@@ -64,7 +64,7 @@ def show(document: Document, console: Console) -> None:
 
 def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
     """Print parts; sections, tables and headlines stand apart from what is before them."""
-    for part in as_text(parts, "terminal"):
+    for part in parts_for(parts, "terminal"):
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
