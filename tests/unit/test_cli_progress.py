@@ -1,4 +1,4 @@
-"""How far a command is: said on a terminal once it takes long, and gone when it is done."""
+"""How far a command is: shown on a terminal, and gone when it is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergmeter.cli.compare.compare import reading_progress
+from ergmeter.cli.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -17,44 +17,25 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, in seconds: its last entry."""
-    times = [100.0]
-    monkeypatch.setattr("ergmeter.cli.compare.compare.time.monotonic", lambda: times[-1])
-    return times
-
-
-def said(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, clock: list[float]) -> str:
-    """Of ten runs, 0.3 s each."""
+def printed(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, *, quiet: bool = False) -> str:
+    """What is printed while ten runs are read."""
     monkeypatch.setattr(sys, "stderr", out)
-    with reading_progress() as tell:
+    with progress_bar("reading runs", quiet=quiet) as show:
         for number in range(10):
-            tell(number, 10)
-            clock.append(clock[-1] + 0.3)
+            show(number, 10, f"{number} of 10")
     return out.getvalue()
 
 
-def test_a_line_comes_after_a_second_and_is_wiped(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    text = said(monkeypatch, Terminal(), clock)
-    # The fifth is the first that is told of after a second: 4 x 0.3 s.
-    assert "reading runs: 9 of 10" in text
-    assert "reading runs: 3 of 10" not in text
+def test_a_terminal_has_a_bar_that_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(monkeypatch, Terminal())
+    assert "reading runs" in text
+    assert "9 of 10" in text
     assert text.endswith("\x1b[2K")  # the line is wiped
 
 
-def test_a_file_has_no_such_line(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    assert said(monkeypatch, io.StringIO(), clock) == ""
+def test_a_file_has_one_line_before_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch, io.StringIO()) == "reading runs\n"
 
 
-def test_what_is_soon_done_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    out = Terminal()
-    monkeypatch.setattr(sys, "stderr", out)
-    with reading_progress() as tell:
-        tell(0, 1)
-    assert out.getvalue() == ""
-    assert clock == [100.0]
+def test_a_quiet_command_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch, Terminal(), quiet=True) == ""

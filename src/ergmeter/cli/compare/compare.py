@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, contextmanager
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.options import PATH, flag, listed, repeated, with_default, with_format, with_page
+from ergmeter.cli.progress import progress_bar
 from ergmeter.cli.run_options import with_settings
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.status import Status
-
     from ergmeter.cli.options import Forms
     from ergmeter.compare.run_curves import Axis
     from ergmeter.runlog.settings import Settings
-
-_QUIET_S = 1.0
-
-
-@contextmanager
-def reading_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that prints how many runs of how many have been read, on a terminal."""
-    due_s = time.monotonic() + _QUIET_S
-    with ExitStack() as stack:
-        status: Status | None = None
-
-        def tell(done: int, of: int) -> None:
-            nonlocal status
-            if time.monotonic() < due_s:
-                return
-            if status is None:
-                from rich.console import Console
-
-                status = stack.enter_context(Console(stderr=True).status(""))
-            status.update(f"reading runs: {done:,} of {of:,}")
-
-        yield tell
 
 
 @click.command()
@@ -121,8 +95,14 @@ def command(
     )
     if axis is not None and forms.page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
-    with reading_progress() as tell:
-        entries = read_entries(sources, settings, keys=figures_needed(options), on_progress=tell)
+    quiet = not sys.stderr.isatty()
+    with progress_bar("reading runs", quiet=quiet, refresh_per_second=10) as show:
+        entries = read_entries(
+            sources,
+            settings,
+            keys=figures_needed(options),
+            on_progress=lambda done, of: show(done, of, f"{done:,} of {of:,}"),
+        )
     comparison = compare(entries, options)
     curves = compared_curves(comparison.groups, settings) if forms.page else None
     forms.show(comparison_document(comparison, curves, x=axis), csv=csv_text(comparison))
