@@ -69,9 +69,7 @@ def finished(folder: Path, number: int) -> Path:
     (folder / "scenarios.yaml").write_text(SCENARIOS.format(rates=rates))
     run = a_run(folder / "run")
     out = folder / "results"
-    made = results_directory.opened(
-        out, plan(folder / "scenarios.yaml"), results_directory.Opening()
-    )
+    made = results_directory.opened(out, plan(folder / "scenarios.yaml"))
     assert len(made.cells) == number
     driver.prepare(out, made)
     for cell in made.cells:

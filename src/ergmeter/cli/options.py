@@ -34,7 +34,9 @@ with_default = partial(click.option, show_default=True)
 without_effect = partial(click.option, hidden=True, expose_value=False)
 
 
-def with_each(*options: Callable[..., Any]) -> Callable[..., Any]:
+def with_each(
+    *options: Callable[..., Any],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds options to a command, in the order of its help."""
 
     def with_all(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,7 +164,7 @@ def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, 
 
 def _opened(path: str) -> io.BufferedReader:
     if path == STDIN:
-        return io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
+        return io.BufferedReader(sys.stdin.buffer)  # type: ignore[arg-type]
     try:
         return Path(path).open("rb")
     except FileNotFoundError as error:

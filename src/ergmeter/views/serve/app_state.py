@@ -150,9 +150,12 @@ class RunListing:
 @lru_cache(maxsize=10_000)
 def _header(path: Path, name: str, _stamp: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields of a header that the list shows, empty if it is damaged."""
-    header = fmt.readable_header(path)
+    try:
+        header = fmt.json_object(path)
+    except FormatError:
+        return {}
     fields = {field: header.get(field) for field in _HEADER_FIELDS}
-    return {**fields, "title": str(header.get("name") or name)} if header else {}
+    return {**fields, "title": str(header.get("name") or name)}
 
 
 # Answer cache. A run that is being written changes all the time, and its summary takes longer as it
