@@ -183,7 +183,7 @@ def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
     if page is None:
         return
     check_writable(page, option="--html")
-    if _is_something_else(page):
+    if first_bytes(page, len(_BEGINS)).lower() not in (b"", _BEGINS):
         raise click.UsageError(
             f"--html {page}: there is a file that is no HTML page, which is not replaced; name"
             " another"
@@ -223,10 +223,9 @@ def _check_access(folder: Path, what: str) -> None:
         raise click.UsageError(f"{what}: the directory {folder} can't be written to; name another")
 
 
-def _is_something_else(page: Path) -> bool:
-    """Whether there is a file that holds something and is no page; a pipe is not looked into."""
-    if not page.is_file():
-        return False
-    with page.open("rb") as file:
-        begins = file.read(len(_BEGINS))
-    return bool(begins) and begins.lower() != _BEGINS
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file; none if there is no file, or a pipe."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(count)

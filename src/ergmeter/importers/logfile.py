@@ -91,7 +91,8 @@ class LogFile:
         """The bytes of a log, unpacked. gzip reads member after member, as joined archives have."""
         is_packed = raw.peek(len(_GZIP)).startswith(_GZIP)
         counted = _CountedFile(raw, self._count)
-        unpacked = gzip.GzipFile(fileobj=counted) if is_packed else counted
+        # It is asked for nothing but read().
+        unpacked = gzip.GzipFile(fileobj=counted) if is_packed else counted  # type: ignore[call-overload]
         try:
             while data := unpacked.read1(_BLOCK_BYTES):
                 yield data

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import check_folder, check_writable, flag, path_option, with_default
+from ergmeter.cli.options import (
+    check_folder,
+    check_writable,
+    first_bytes,
+    flag,
+    path_option,
+    with_default,
+)
 from ergmeter.cli.run_options import with_run_and_settings
 from ergmeter.errors import suggestion
 
@@ -159,10 +166,7 @@ def _check_target(path: Path) -> None:
     """Refuse to replace what is neither a PNG nor an SVG that we made."""
     if path.is_dir():
         raise click.UsageError(f"-o: {path} is a directory; name another place")
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    head = first_bytes(path, _HEAD_BYTES)
     is_ours = head.startswith(_PNG) or (head.startswith(_SVG) and _OF_VEGA in head)
     if head and not is_ours:
         raise click.UsageError(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ergmeter.records import Summary
 
 KINDS = (*ON_TIME, *FIGURES)
-FORMATS = ("svg", "png")
 # 6.4 shows "undefined" for a word in the tooltip of the nearest point (vega-lite #9707).
 _LITES = ("6.1", "5.21", "5.20")
 _WIDTH = 720

@@ -231,7 +231,7 @@ async def _compare(shared: AppState, request: Request) -> Response:
     anyway = request.query_params.get("anyway", "").lower()
     if anyway not in _YES:
         raise UsageError(f"anyway={anyway[:20]!r} is neither true nor false")
-    return _json(await shared.compared(items, by, anyway=_YES[anyway]))
+    return _json(await shared.read("compared", items, by, _YES[anyway]))
 
 
 @_endpoint("/api/benches", "the benches there are", key="benches")

@@ -187,13 +187,8 @@ class AnswerCache:
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._asked: dict[str, asyncio.Task[bytes]] = {}
-        self._bytes = 0
+        self.size_bytes = 0
         self._most_bytes = most_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of all answers."""
-        return self._bytes
 
     async def answer(
         self, question: str, stamp: str, make: Callable[[], Awaitable[bytes]]
@@ -223,14 +218,14 @@ class AnswerCache:
         now_s = time.monotonic()
         self._forget(question)
         self._answers[question] = _Answer(stamp, body, now_s, now_s - began_s)
-        self._bytes += len(body)
-        while self._bytes > self._most_bytes and len(self._answers) > 1:
+        self.size_bytes += len(body)
+        while self.size_bytes > self._most_bytes and len(self._answers) > 1:
             self._forget(next(iter(self._answers)))
         return body
 
     def _forget(self, question: str) -> None:
         old = self._answers.pop(question, None)
-        self._bytes -= len(old.body) if old else 0
+        self.size_bytes -= len(old.body) if old else 0
 
     def _done(self, question: str, task: asyncio.Task[bytes]) -> None:
         self._asked.pop(question, None)
@@ -272,19 +267,22 @@ class AppState:
     async def read(
         self,
         what: str,
-        item: ServedItem,
+        item: ServedItem | list[ServedItem],
         *arguments: object,
         state: str = "",
         lane: Lane | None = None,
     ) -> bytes:
-        """Return an answer of `responses` about an item, cached until its files change."""
-        stamp = await asyncio.to_thread(self.folder.stamp, item)
-        path, root = str(item.path), str(self.folder.root)
-        chosen = lane or self.lane(item)
+        """Return an answer of `responses` about an item or several, cached until files change."""
+        items = item if isinstance(item, list) else [item]
+        stamps = [await asyncio.to_thread(self.folder.stamp, each) for each in items]
+        paths, root = [str(each.path) for each in items], str(self.folder.root)
+        about = paths if isinstance(item, list) else paths[0]
+        is_long = any(self.lane(each) == "long" for each in items)
+        chosen = lane or ("long" if is_long else "short")
         return await self.answers.answer(
-            _question(what, item, *arguments, state=state),
-            stamp,
-            lambda: self.pool.ask(what, path, root, *arguments, lane=chosen),
+            _question(what, items, *arguments, state=state),
+            " ".join(stamps),
+            lambda: self.pool.ask(what, about, root, *arguments, lane=chosen),
         )
 
     async def charts(self, item: ServedItem, only: list[str]) -> bytes:
@@ -299,20 +297,6 @@ class AppState:
     def lane(self, item: ServedItem) -> Lane:
         """Return the queue: long if reading the whole item takes long."""
         return "long" if self.folder.size_bytes(item) > _LONG_BYTES else "short"
-
-    async def compared(
-        self, items: list[ServedItem], group_by: list[str], *, anyway: bool
-    ) -> bytes:
-        """Return a comparison of runs."""
-        stamps = [await asyncio.to_thread(self.folder.stamp, item) for item in items]
-        question = f"compared {[item.id for item in items]} {group_by} {anyway}"
-        lane: Lane = "long" if any(self.lane(item) == "long" for item in items) else "short"
-        paths, root = [str(item.path) for item in items], str(self.folder.root)
-        return await self.answers.answer(
-            question,
-            " ".join(stamps),
-            lambda: self.pool.ask("compared", paths, root, group_by, anyway, lane=lane),
-        )
 
     async def report(self, item: ServedItem) -> bytes:
         """Return the report of a run in its current state."""
@@ -329,7 +313,7 @@ class AppState:
             return None
         if self.lane(item) == "long":
             stamp = await asyncio.to_thread(self.folder.stamp, item)
-            return self.answers.cached(_question("report", item, state=state), stamp)
+            return self.answers.cached(_question("report", [item], state=state), stamp)
         try:
             making = asyncio.ensure_future(self.report(item))
             return await asyncio.wait_for(asyncio.shield(making), within_s)
@@ -369,5 +353,5 @@ async def _status(item: ServedItem) -> str:
     return str(await asyncio.to_thread(live.status, str(item.path)))
 
 
-def _question(what: str, item: ServedItem, *arguments: object, state: str = "") -> str:
-    return f"{what} {item.id} {state} {arguments}"
+def _question(what: str, items: list[ServedItem], *arguments: object, state: str = "") -> str:
+    return f"{what} {[item.id for item in items]} {state} {arguments}"

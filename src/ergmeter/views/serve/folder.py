@@ -33,6 +33,7 @@ _MOST_DIRECTORIES = 20_000
 _SCAN_AGE_S = 1.0
 _STAMP_AGE_S = 0.1
 _CELL = "exp_"
+_NO_STAMP = (float("-inf"), "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,7 @@ class Folder:
     left_out: list[str] = field(default_factory=list)
     _items: dict[str, ServedItem] = field(default_factory=dict)
     _scanned_s: float = float("-inf")
-    _stamps: dict[str, tuple[float, Stamp]] = field(default_factory=dict)
-    _sizes: dict[str, int] = field(default_factory=dict)
+    _stamps: dict[str, tuple[float, Stamp, int]] = field(default_factory=dict)  # with the size
     _scanning: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Folder:
     def stamp(self, item: ServedItem) -> Stamp:
         """Return a digest that changes with the files. Raises FormatError if gone or outside."""
         now_s = time.monotonic()
-        made_s, cached = self._stamps.get(item.id, (float("-inf"), ""))
+        made_s, cached, _ = self._stamps.get(item.id, _NO_STAMP)
         if now_s - made_s < _STAMP_AGE_S:
             return cached
         digest = hashlib.blake2b(digest_size=12)
@@ -90,13 +90,13 @@ class Folder:
         files = sorted(self._files(item.path, item.name, depth=3))
         for line, _ in files:
             digest.update(line.encode("utf-8", "surrogateescape"))
-        self._stamps[item.id] = now_s, digest.hexdigest()
-        self._sizes[item.id] = sum(size for _, size in files)
-        return digest.hexdigest()
+        stamp = digest.hexdigest()
+        self._stamps[item.id] = now_s, stamp, sum(size for _, size in files)
+        return stamp
 
     def size_bytes(self, item: ServedItem) -> int:
         """Return the size of an item's files, as of its stamp."""
-        return self._sizes.get(item.id, 0)
+        return self._stamps.get(item.id, _NO_STAMP)[2]
 
     def relative(self, text: str) -> str:
         """Return a message with absolute paths made relative to the directory."""
@@ -150,7 +150,6 @@ class Folder:
             self._items, self.left_out = items, left_out
             for id in self._stamps.copy().keys() - items.keys():  # other threads add to it
                 self._stamps.pop(id, None)
-                self._sizes.pop(id, None)
             self._scanned_s = time.monotonic()
 
     def _walk(self, left_out: list[str]) -> Iterator[ServedItem]:

@@ -103,7 +103,7 @@ class LiveLook:
         self._since_ns = update.window.end_ns
         step_s = update.summary.readings["time.step_s"]
         self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
-        readings = {key: shown_result(update.summary.readings[key]) for key in keys}
+        readings = {key: result_with_texts(update.summary.readings[key]) for key in keys}
         self._last = {
             "step": update.step,
             "lasted_s": (update.window.end_ns - run.start_ns) / NS_PER_S,
@@ -113,7 +113,7 @@ class LiveLook:
         }
 
 
-def shown_result(result: Result) -> dict[str, Any]:
+def result_with_texts(result: Result) -> dict[str, Any]:
     """Return a reading with its display texts, or the reason for its absence."""
     body = documents.result(result)
     if isinstance(result, Missing):

@@ -41,7 +41,7 @@ from ergmeter.views.charts.time_charts import IDS, time_charts
 from ergmeter.views.render.html import html, vega, without_legends
 from ergmeter.views.run import card, check
 from ergmeter.views.run.report import page_sections
-from ergmeter.views.serve.live import shown_result
+from ergmeter.views.serve.live import result_with_texts
 from ergmeter.views.serve.pool import LIBRARY, SERIES
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def row(path: str, root: str) -> bytes:
         {
             **about(run),
             "status": run.status,
-            "readings": {key: shown_result(result) for key, result in results.items()},
+            "readings": {key: result_with_texts(result) for key, result in results.items()},
             "is_damaged": bool(run.verified()),
         },
         root,
@@ -230,7 +230,7 @@ def document(path: str, root: str) -> bytes:
         **documents.report(run, summary),
         **about(run),
         "titles": _titles(summary.readings),
-        "shown": {key: shown_result(reading) for key, reading in summary.readings.items()},
+        "shown": {key: result_with_texts(reading) for key, reading in summary.readings.items()},
         "check": check.check_data(run, verdict),
         "ahead": _remaining_json(evidence),
     }
@@ -339,7 +339,7 @@ def ledger(path: str, root: str) -> bytes:
         {
             "source": entry.source,
             "facts": dict(entry.facts),
-            "readings": {key: shown_result(figure) for key, figure in entry.figures.items()},
+            "readings": {key: result_with_texts(figure) for key, figure in entry.figures.items()},
             "remarks": list(entry.remarks),
         }
         for entry in entries_read.entries
