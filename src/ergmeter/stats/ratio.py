@@ -322,6 +322,8 @@ class Needed:
     repeats: int | None
     fewest: int | None
     most: int | None
+    effect: float
+    power: float
 
 
 def power(
@@ -386,7 +388,7 @@ def needed(
         _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence)
         for part in (1.0, narrow, wide)
     )
-    return Needed(likely, fewest, most)
+    return Needed(likely, fewest, most, effect, POWER)
 
 
 def shows(
