@@ -91,8 +91,7 @@ class LogFile:
         """The bytes of a log, unpacked. gzip reads member after member, as joined archives have."""
         is_packed = raw.peek(len(_GZIP)).startswith(_GZIP)
         counted = _CountedFile(raw, self._count)
-        # It is asked for nothing but read().
-        unpacked = gzip.GzipFile(fileobj=counted) if is_packed else counted  # type: ignore[call-overload]
+        unpacked = gzip.GzipFile(fileobj=counted) if is_packed else counted
         try:
             while data := unpacked.read1(_BLOCK_BYTES):
                 yield data
@@ -165,7 +164,7 @@ def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, 
 
 def _opened(path: str) -> io.BufferedReader:
     if path == STDIN:
-        return io.BufferedReader(sys.stdin.buffer)  # type: ignore[arg-type]
+        return io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
     try:
         return Path(path).open("rb")
     except FileNotFoundError as error:
