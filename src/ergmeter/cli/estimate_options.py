@@ -18,10 +18,9 @@ from ergmeter.flops.estimate.arrangement import (
     Setup,
     check_model_split,
     precision,
-    stored_as,
 )
 from ergmeter.flops.estimate.memory import step_memory
-from ergmeter.flops.estimate.storage import storage_of
+from ergmeter.flops.estimate.storage import declared_method, storage_of
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
@@ -87,17 +86,15 @@ def training_document(model: str, options: dict[str, Any]) -> Document:
 def _graph(model: str, options: dict[str, Any], how: TrainedParts) -> Graph:
     """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
     graph = step.graph_of(model, options)
-    config, name = read_model(model), "quantization_config"
-    inner = config.raw("text_config")
-    stored = stored_as(config.raw(name) or (isinstance(inner, dict) and inner.get(name)))
-    if stored is None:
+    method = declared_method(read_model(model))
+    if method is None:
         return graph
     counted = f"weights counted at {precision(options['dtype']).weight} B; pass --quantize"
     if options["quantize"] is not None:
         counted = f"matrices counted as --quantize {options['quantize']} keeps them"
     elif how.lora is None:
         counted += " with --lora"
-    line = f"{name} ({stored}) is not taken: {counted}"
+    line = f"quantization_config ({method}) is not taken: {counted}"
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 

@@ -119,18 +119,6 @@ def optimizer(name: str) -> Optimizer:
 QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
 
 
-def stored_as(quantised: object) -> str | None:
-    """The storage that a config's `quantization_config` declares, in a word or two."""
-    if not isinstance(quantised, dict) or not quantised:
-        return None
-    for bits in ("4", "8"):
-        if quantised.get(f"load_in_{bits}bit") or quantised.get(f"_load_in_{bits}bit"):
-            return f"{quantised.get('quant_method') or 'bitsandbytes'}, {bits} bits"
-    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "no method named")
-    width = quantised.get("bits")
-    return f"{method}, {width} bits" if isinstance(width, int) else method
-
-
 def quantisation(name: str | None) -> StoredType | None:
     """The storage of this quantisation, None for none; UsageError for another name."""
     if name is not None and name not in QUANTISED:

@@ -190,6 +190,13 @@ def storage_of(
     return Storage(matrices, rest, cached, left_alone, parts, notes)
 
 
+def declared_method(config: ModelConfig) -> str | None:
+    """The method of the quantisation that a configuration declares; None if it declares none."""
+    fields = _raw(config, _QUANTISED)
+    method = _method(ModelConfig(fields, where=config.where))
+    return (method or "no method named") if fields else None
+
+
 def _has_experts(config: ModelConfig) -> bool:
     """True if the model, or a part of it, is a mixture of experts."""
     parts = (config.fields, *(part for part in config.fields.values() if isinstance(part, dict)))
