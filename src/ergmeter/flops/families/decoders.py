@@ -30,7 +30,6 @@ from ergmeter.flops.families.pieces import (
     sliding_window,
     windows_of,
     windows_where,
-    with_qk_norms,
 )
 from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Layer, Mlp
 
@@ -140,10 +139,8 @@ class DecoderFamily:
             c, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim
         )
         if self.qk_norms_if is None or _is(c, self.qk_norms_if):
-            if self.qk_norms == "head":
-                a = with_qk_norms(a)
-            elif self.qk_norms == "all":
-                a = replace(a, norm_params=(a.heads + a.kv_heads) * a.head_dim)
+            normed = {"none": 0, "head": 2, "all": a.heads + a.kv_heads}[self.qk_norms]
+            a = replace(a, norm_params=normed * a.head_dim * self.norm)
         a = replace(a, q_bias=qkv_bias, kv_bias=qkv_bias, out_bias=out_bias)
         return replace(a, extra_params=a.heads if self.has_sinks else 0, **self.attention)
 
@@ -392,25 +389,6 @@ def _gpt_bigcode(c: ModelConfig) -> Decoder:
     return replace(base, layers=tuple(layers))
 
 
-def _phi(c: ModelConfig) -> Decoder:
-    """Phi 1 to 2: a parallel block with biases everywhere, the head's included."""
-    attention: dict[str, Any] = {"names": ("q_proj", "k_proj", "v_proj", "dense")}
-    if c.flag("qk_layernorm", default=False):
-        head_dim = c.integer("hidden_size") // c.integer("num_attention_heads")
-        attention["norm_params"] = 4 * head_dim
-    return DecoderFamily(
-        head_dim=(),
-        qkv_bias=True,
-        attention=attention,
-        is_size_optional=True,
-        mlp_bias=True,
-        mlp={"is_gated": False, "names": ("fc1", "fc2")},
-        norm=2,
-        is_parallel=True,
-        head_bias=True,
-    )(c)
-
-
 def _opt(c: ModelConfig) -> Decoder:
     """OPT: learned positions, two rows of which are never used; biases; tied."""
     hidden = c.integer("hidden_size")
@@ -564,7 +542,20 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     # Nemotron 4 and Minitron.
     "nemotron": DecoderFamily(mlp=_PLAIN, norm=2),
-    "phi": _phi,
+    # Phi 1 to 2: a parallel block with biases everywhere, the head's included.
+    "phi": DecoderFamily(
+        head_dim=(),
+        qkv_bias=True,
+        qk_norms="head",
+        qk_norms_if=Flag("qk_layernorm"),
+        attention={"names": ("q_proj", "k_proj", "v_proj", "dense")},
+        is_size_optional=True,
+        mlp_bias=True,
+        mlp={"is_gated": False, "names": ("fc1", "fc2")},
+        norm=2,
+        is_parallel=True,
+        head_bias=True,
+    ),
     **dict.fromkeys(("gpt2", "gpt-sw3"), replace(_GPT2, family="gpt2")),
     "gpt_bigcode": _gpt_bigcode,
     # A parallel block with one norm; no biases in attention.
