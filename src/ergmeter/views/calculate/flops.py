@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.analytic import PartFlops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
-from ergmeter.flops.source import model_graph
+from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import Work, step_work
 from ergmeter.metrics.definitions.compute import NotApplicable
 from ergmeter.records import Missing, Reading, Result
@@ -37,16 +36,7 @@ if TYPE_CHECKING:
 
 
 # Llama 3 8B (arXiv 2407.21783, table 3): the model that most published results are of.
-_EXAMPLE = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-}
+_EXAMPLE = "hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256"
 _LENGTHS = (2048, 8192, 131072)
 
 
@@ -107,8 +97,7 @@ def conventions_page() -> str:
         for convention in CONVENTIONS.values()
     )
     heads = [f"T = {length}" for length in _LENGTHS]
-    graph = model_graph(ModelConfig(dict(_EXAMPLE), where="the example"))
-    works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
+    works = [step_work(read_graph(_EXAMPLE), Batch.of(1, length)) for length in _LENGTHS]
     rows = []
     for name in works[0].flops:
         cells = []
