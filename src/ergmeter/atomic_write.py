@@ -1,4 +1,4 @@
-"""Replaces a file as a whole: a reader sees the old file or the new one, never a part of it.
+"""Replaces a file or makes a directory as a whole: a reader never sees a part of it.
 
 Also JSON files, written so and read, and texts in the user's cache directory.
 """
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path in the same folder to write to; it replaces `path` if nothing was raised.
 
-    OSError where the folder can't be written to. What was written is removed if anything failed.
+    It may become a file, or a directory where `path` is none or empty. OSError where the folder
+    can't be written to. What was written is removed if anything failed.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield part
         part.replace(path)
     finally:
+        if part.is_dir():
+            shutil.rmtree(part)
         part.unlink(missing_ok=True)
 
 

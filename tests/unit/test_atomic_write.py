@@ -74,3 +74,20 @@ def test_a_text_is_made_each_time_where_nothing_can_be_cached(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     assert cached_text("a.js", lambda: "made") == "made"
+
+
+def make_run(path: Path, *, fails: bool) -> None:
+    with replacing(path) as part:
+        part.mkdir()
+        (part / "run.json").write_text("{}")
+        assert not path.exists()
+        if fails:
+            raise ZeroDivisionError
+
+
+def test_a_directory_appears_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        make_run(tmp_path / "run", fails=True)
+    assert list(tmp_path.iterdir()) == []
+    make_run(tmp_path / "run", fails=False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "run.json"]

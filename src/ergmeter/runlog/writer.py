@@ -14,8 +14,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
-import shutil
 import time
 from dataclasses import asdict
 from operator import attrgetter
@@ -45,15 +43,10 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not empty; choose another directory for the run")
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    staging.mkdir()
     content = {"format": fmt.FORMAT, "version": fmt.VERSION, **header}
-    try:
-        (staging / fmt.RUN_FILE).write_text(json.dumps(content, indent=1) + "\n")
-        staging.rename(path)
-    except OSError:
-        shutil.rmtree(staging)
-        raise
+    with replacing(path) as part:
+        part.mkdir()
+        (part / fmt.RUN_FILE).write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 
@@ -156,15 +149,14 @@ class Writer:
         self._segments: dict[tuple[str, str], _Segment] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._texts: dict[tuple[str, str], dict[str, list[str]]] = {}
-        staging = run / f".{self.id}"
-        staging.mkdir()
         self._header: dict[str, Any] = {
             "unavailable": {},
             **header,
             "devices": [asdict(device) for device in devices],
         }
-        (staging / fmt.WRITER_FILE).write_text(self._header_text())
-        staging.rename(self.directory)
+        with replacing(self.directory) as part:
+            part.mkdir()
+            (part / fmt.WRITER_FILE).write_text(self._header_text())
         self._marks_fd = os.open(
             self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o644
         )

@@ -17,13 +17,13 @@ import json
 import os
 import re
 import secrets
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ergmeter.atomic_write import replacing
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
@@ -192,22 +192,18 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
         raise UsageError(f"{into} exists; choose another directory")
     into.parent.mkdir(parents=True, exist_ok=True)
     words = _gather_secrets(opened)
-    staging = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
-    try:
-        staging.mkdir()
-        _write_run(run, staging, words, name)
+    with replacing(into) as part:
+        part.mkdir()
+        _write_run(run, part, words, name)
         for writer in opened.writers:
-            target = staging / words.clean(writer.directory.name)
+            target = part / words.clean(writer.directory.name)
             target.mkdir()
             _write_writer(writer.directory, target, words)
-        left = leaks(staging, words.replacements, ours=_vocabulary(opened))
+        left = leaks(part, words.replacements, ours=_vocabulary(opened))
         if left:
             raise FormatError(f"{run} can't be made anonymous: {left[0]}")
-        if _rows(opened) != _rows(Run.open(staging)):
+        if _rows(opened) != _rows(Run.open(part)):
             raise FormatError(f"{run} can't be made anonymous: its copy has other rows")
-        staging.rename(into)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return into
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ergmeter.atomic_write import read_json
+from ergmeter.atomic_write import read_json, replacing
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import changed_s, foreign, may_be_written
@@ -134,19 +134,15 @@ def _left(run: Path) -> Iterator[Path]:
 
 def _copy(run: Path, into: Path) -> Path:
     """Copies a run. Returns its path."""
-    staging = into / f".{run.name}.{secrets.token_hex(4)}"
-    try:
+    target = _free_path(into / _visible(run.name))
+    with replacing(target) as part:
         # With the times of its files, by which a run that was cut off is known; without links,
         # which may lead anywhere, and without what is unfinished.
-        shutil.copytree(run, staging, ignore=_unwanted, symlinks=True)
-        damage = Run.open(staging).verified()
+        shutil.copytree(run, part, ignore=_unwanted, symlinks=True)
+        damage = Run.open(part).verified()
         if damage and not Run.open(run).verified():
             raise FormatError(f"the copy is not whole ({damage[0]})")
-        target = _free_path(into / _visible(run.name))
-        staging.rename(target)
-        return target
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    return target
 
 
 def _unwanted(folder: str, names: list[str]) -> list[str]:
