@@ -17,10 +17,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, *, quiet: bool = False) -> str:
+def printed(
+    monkeypatch: pytest.MonkeyPatch,
+    out: io.StringIO,
+    *,
+    quiet: bool = False,
+    has_line: bool = False,
+) -> str:
     """What is printed while ten runs are read."""
     monkeypatch.setattr(sys, "stderr", out)
-    with progress_bar("reading runs", quiet=quiet) as show:
+    with progress_bar("reading runs", quiet=quiet, has_line=has_line) as show:
         for number in range(10):
             show(number, 10, f"{number} of 10")
     return out.getvalue()
@@ -33,8 +39,9 @@ def test_a_terminal_has_a_bar_that_is_wiped(monkeypatch: pytest.MonkeyPatch) -> 
     assert text.endswith("\x1b[2K")  # the line is wiped
 
 
-def test_a_file_has_one_line_before_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert printed(monkeypatch, io.StringIO()) == "reading runs\n"
+def test_a_file_has_at_most_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch, io.StringIO()) == ""
+    assert printed(monkeypatch, io.StringIO(), has_line=True) == "reading runs\n"
 
 
 def test_a_quiet_command_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

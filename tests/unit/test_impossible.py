@@ -221,7 +221,7 @@ def test_the_live_views(run: Run) -> None:
     assert isinstance(mfu, Reading)
     assert mfu.impossible == WHY
     assert f"MFU so far {SHOWN}" in watch.line(frame)
-    told = live.shown_result(mfu)
+    told = live.result_with_texts(mfu)
     assert (told["text"], told["impossible"]) == (SHOWN, WHY)
     row = json.loads(serve_work.row(str(run.path), str(run.path.parent)))
     assert row["readings"][MFU]["text"] == SHOWN

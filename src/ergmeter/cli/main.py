@@ -8,7 +8,6 @@ import importlib
 import keyword
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,10 @@ def main(
     arguments: list[str] | None = None, *, command: click.Command = cli, program: str = "erg"
 ) -> None:
     """Entry point of the `erg` command, or of one command that goes by a name of its own."""
-    say = partial(_tell, program)
+
+    def say(message: str) -> None:
+        click.echo(f"{program}: {message}", err=True)
+
     # What a command has loaded (with torch a million objects) is not searched for garbage when it
     # ends: that takes a second.
     atexit.register(gc.freeze)
@@ -146,7 +148,3 @@ def main(
         say(f"the system refused{where}: {error.strerror or error}")
         result = 1
     sys.exit(result if isinstance(result, int) else 0)
-
-
-def _tell(program: str, message: str) -> None:
-    click.echo(f"{program}: {message}", err=True)

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ergmeter.views.document import Document
 
+Decorator: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 
@@ -34,9 +35,7 @@ with_default = partial(click.option, show_default=True)
 without_effect = partial(click.option, hidden=True, expose_value=False)
 
 
-def with_each(
-    *options: Callable[..., Any],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_each(*options: Callable[..., Any]) -> Decorator:
     """Return a decorator that adds options to a command, in the order of its help."""
 
     def with_all(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +123,9 @@ class Forms:
             click.echo(f"{self.page} ({len(text.encode()) / 1e6:.2f} MB)", err=not is_alone)
 
 
-def _with_form(options: list[Callable[..., Any]], function: Callable[..., Any]) -> Any:  # noqa: ANN401
+def _with_form(
+    options: list[Callable[..., Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
     """Add options that name a form to a command with `--html`; it gets both as `forms`."""
 
     @functools.wraps(function)
@@ -158,7 +159,7 @@ SHORT_FLAGS = [
 
 def with_format(
     *formats: str, help: str | None = None, flags: list[Callable[..., Any]] = _FLAGS
-) -> Callable[..., Any]:
+) -> Decorator:
     """Add `--format`, by default the first of these, to a command with `--html`."""
     option = with_default(
         "--format", "form", type=click.Choice(formats), default=formats[0], help=help

@@ -78,12 +78,12 @@ def test_stamps_that_are_made_during_a_scan_do_not_end_it(tmp_path: Path) -> Non
     a_run(tmp_path / "one")
     folder = Folder(tmp_path)
 
-    class Growing(dict[str, tuple[float, str]]):
-        def items(self) -> Iterator[tuple[str, tuple[float, str]]]:  # type: ignore[override]
+    class Growing(dict[str, tuple[float, str, int]]):
+        def items(self) -> Iterator[tuple[str, tuple[float, str, int]]]:  # type: ignore[override]
             for number, one in enumerate(super().items()):
-                self[f"more {number}"] = (0.0, "")
+                self[f"more {number}"] = (0.0, "", 0)
                 yield one
 
-    folder._stamps = Growing({"gone": (0.0, ""), "another": (0.0, "")})
+    folder._stamps = Growing({"gone": (0.0, "", 0), "another": (0.0, "", 0)})
     assert [place.name for place in folder.items("run")] == ["one"]
     assert not folder._stamps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +148,7 @@ def command(
         from ergmeter.neuron.analysis import analyze
     from ergmeter.views.calculate.analyze import console_document, document
 
-    with progress_bar("", quiet=not sys.stderr.isatty(), refresh_per_second=10) as show:
+    with progress_bar("", refresh_per_second=10) as show:
         analysis = analyze(request, lambda what, done, total: show(done, total or None, what))
     content = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
     text = json.dumps(content.data, indent=4, allow_nan=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,8 +94,7 @@ def command(
     )
     if axis is not None and forms.page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
-    quiet = not sys.stderr.isatty()
-    with progress_bar("reading runs", quiet=quiet, refresh_per_second=10) as show:
+    with progress_bar("reading runs", refresh_per_second=10) as show:
         entries = read_entries(
             sources,
             settings,

@@ -80,10 +80,8 @@ def command(
         show = _on_terminal if console.is_terminal else _as_lines
         every_s = interval_s or (_FRAMES_EVERY_S if console.is_terminal else _LINES_EVERY_S)
         ended = show(console, _Looks(watching), every_s)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(f"the run {path} is gone: its directory was moved or removed") from None
-    except FormatError as error:
-        if path.exists():
+    except (FormatError, FileNotFoundError, NotADirectoryError) as error:
+        if isinstance(error, FormatError) and path.exists():
             raise
         raise FormatError(f"the run {path} is gone: its directory was moved or removed") from error
     finally:

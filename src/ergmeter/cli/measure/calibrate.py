@@ -52,7 +52,7 @@ def command(device: str, quick: bool, out: Path | None, forms: Forms, quiet: boo
     results: list[Calibration] = []
     ends: list[str] = []
     for target in calibrate.targets(device):
-        with progress_bar(f"measuring {target.device.name}", quiet=quiet) as show:
+        with progress_bar(f"measuring {target.device.name}", quiet=quiet, has_line=True) as show:
             calibration = calibrate.run(target, pace=pace, tell=show)
         results.append(calibration)
         where = stored_line(calibration, out)

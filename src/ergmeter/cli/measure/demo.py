@@ -48,7 +48,7 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
     where = demo.device_named(device)
     parameters = demo.size_for(where).model.parameters
     what = f"training {parameters / 1e6:.1f} M parameters on {where.type} for {seconds} s"
-    with progress_bar(what, quiet=quiet, refresh_per_second=4) as show:
+    with progress_bar(what, quiet=quiet, has_line=True, refresh_per_second=4) as show:
 
         def tell(tick: DemoProgress) -> None:
             now = f"{tick.elapsed_s:3.0f} s  step {tick.steps}  loss {tick.loss:.2f}"

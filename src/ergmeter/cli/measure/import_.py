@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +69,7 @@ def command(
     request = ImportRequest(log, out, name, format_name, settings, flops, tokens_are, one_device)
     path = Path(log)
     size_bytes = path.stat().st_size if path.is_file() else 0
-    is_quiet = size_bytes < _SHOW_FROM_BYTES or not sys.stderr.isatty()
+    is_quiet = size_bytes < _SHOW_FROM_BYTES
     with progress_bar(log, quiet=is_quiet, refresh_per_second=10, time="remaining") as show:
         imported = import_log(
             request, progress=lambda done: show(done, size_bytes, scaled(done, "B"))

@@ -293,7 +293,6 @@ def _out(path: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
 @contextmanager
 def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcome], None]]:
     """A progress bar on standard error."""
-    quiet = quiet or not sys.stderr.isatty()
     with progress_bar(plan.pace.label, quiet=quiet, refresh_per_second=4, time="elapsed") as show:
 
         def tell(outcome: LevelOutcome) -> None:

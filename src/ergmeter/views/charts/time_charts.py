@@ -273,14 +273,15 @@ _Lines: TypeAlias = "tuple[dict[str, BoundedSeries], str]"  # lines by label, an
 
 def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
     """Return all charts over time, or some, in page order."""
-    draws = {kind: partial(_line_chart, evidence, kind) for kind in _KINDS if kind.id in only}
-    charts = [
-        chart_of(kind.id, kind.title, kind.unit, draw, on_time=True) for kind, draw in draws.items()
+    draws: dict[_Kind, Callable[[], Chart]] = {
+        _Kind("phases", "steps, phases and marks", ""): partial(phase_chart, evidence),
+        **{kind: partial(_line_chart, evidence, kind) for kind in _KINDS},
+    }
+    return [
+        chart_of(kind.id, kind.title, kind.unit, draw, on_time=True)
+        for kind, draw in draws.items()
+        if kind.id in only
     ]
-    if "phases" in only:
-        draw = partial(phase_chart, evidence)
-        charts.insert(0, chart_of("phases", "steps, phases and marks", "", draw, on_time=True))
-    return charts
 
 
 def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:

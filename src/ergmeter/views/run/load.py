@@ -128,15 +128,9 @@ def _remarks(level: LevelRow) -> Iterator[str]:
     again = level.plan.prompts.repeats_after
     if again is not None and outcome.offered > again:
         yield f"the {again} prompts were asked more than once: caches may answer"
-    yield from _missing(level.summary.readings)
-
-
-def _missing(readings: dict[str, Result]) -> list[str]:
-    """Return the reasons of absent values, each once."""
-    reasons = [
-        reading.reason for key in in_view("load") if isinstance(reading := readings[key], Missing)
-    ]
-    return list(dict.fromkeys(reasons))
+    for key in in_view("load"):
+        if isinstance(reading := level.summary.readings[key], Missing):
+            yield reading.reason
 
 
 def _data(levels: list[LevelRow]) -> dict[str, Any]:
