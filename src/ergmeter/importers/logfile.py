@@ -9,8 +9,6 @@ decoded.
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import sys
 import time
 import zlib
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, PluginError, UsageError
@@ -72,7 +70,7 @@ class LogFile:
         texts = lines[:4096].decode("utf-8", errors="replace").split("\n")
         self.first_texts = [*self.first_texts, *(text for text in texts if text.strip())][:_FIRST]
 
-    def _blocks(self, raw: io.BufferedReader) -> Iterator[bytes]:
+    def _blocks(self, raw: IO[bytes]) -> Iterator[bytes]:
         """The log's bytes: unpacked, as UTF-8, without NULs, with one kind of line end."""
         decoder, ends_in_cr = None, False
         for number, data in enumerate(self._unpacked(raw)):
@@ -87,18 +85,37 @@ class LogFile:
                 block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             yield block[1:] if is_second_half else block
 
-    def _unpacked(self, raw: io.BufferedReader) -> Iterator[bytes]:
-        """The bytes of a log, unpacked. gzip reads member after member, as joined archives have."""
-        is_packed = raw.peek(len(_GZIP)).startswith(_GZIP)
-        counted = _CountedFile(raw, self._count)
-        unpacked = gzip.GzipFile(fileobj=counted) if is_packed else counted
-        try:
-            while data := unpacked.read1(_BLOCK_BYTES):
-                yield data
-        except EOFError:
-            self.is_cut_off = True
-        except (zlib.error, gzip.BadGzipFile) as error:
-            raise FormatError(f"{self.path}: damaged gzip data ({error})") from error
+    def _unpacked(self, raw: IO[bytes]) -> Iterator[bytes]:
+        first = raw.read(_BLOCK_BYTES)
+        if first[:2] == _GZIP:
+            yield from self._gunzipped(first, raw)
+            return
+        data = first
+        while data:
+            self._count(len(data))
+            yield data
+            data = raw.read(_BLOCK_BYTES)
+
+    def _gunzipped(self, data: bytes, raw: IO[bytes]) -> Iterator[bytes]:
+        """Member after member, as logs that were packed in turns and joined have several."""
+        unpack, begun = zlib.decompressobj(wbits=31), False
+        while data:
+            self._count(len(data))
+            while data:
+                begun = True
+                try:
+                    block = unpack.decompress(data, _BLOCK_BYTES)
+                except zlib.error as error:
+                    raise FormatError(f"{self.path}: damaged gzip data ({error})") from error
+                if block:
+                    yield block
+                data = unpack.unconsumed_tail
+                if unpack.eof:
+                    data, begun = unpack.unused_data.lstrip(b"\0"), False
+                    unpack = zlib.decompressobj(wbits=31)
+            data = raw.read(_BLOCK_BYTES)
+        # What is left begins no member: an archive that ends half way, or was packed to its end.
+        self.is_cut_off = begun
 
     def _count(self, more: int) -> None:
         self.bytes_read += more
@@ -106,21 +123,6 @@ class LogFile:
         if self._progress and now_s - self._told_s >= _TELL_EVERY_S:
             self._told_s = now_s
             self._progress(self.bytes_read)
-
-
-class _CountedFile:
-    """A file that reports the number of bytes of each read."""
-
-    def __init__(self, raw: io.BufferedReader, count: Callable[[int], None]) -> None:
-        self._raw = raw
-        self._count = count
-
-    def read(self, size: int) -> bytes:
-        data = self._raw.read(size)
-        self._count(len(data))
-        return data
-
-    read1 = read
 
 
 def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -162,9 +164,9 @@ def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, 
         yield lines[start : min(end, start + MAX_LINE_BYTES)], end
 
 
-def _opened(path: str) -> io.BufferedReader:
+def _opened(path: str) -> IO[bytes]:
     if path == STDIN:
-        return io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
+        return sys.stdin.buffer
     try:
         return Path(path).open("rb")
     except FileNotFoundError as error:

@@ -42,7 +42,7 @@ def test_lines_are_those_of_a_plain_reading_that_hold_a_word(
                                             for w in (b"loss", b"step"))]  # fmt: skip
     log = LogFile("unused")
     with mock.patch.object(logfile, "_BLOCK_BYTES", block):
-        cut = list(log._blocks(io.BufferedReader(io.BytesIO(data))))
+        cut = list(log._blocks(io.BytesIO(data)))
     assert b"".join(cut).split(b"\n") == lines
     words = LineHints((b"loss", b"step"), folds_case=folds_case)
     found = [
