@@ -47,12 +47,6 @@ _SCALES = {
     "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "W": 1.0, "mW": 1e-3,
     "%": 0.01, "MHz": 1e6, "C": 1.0,
 }  # fmt: skip
-# As one of them stands in every header, and in no row: quicker to look for than to take apart.
-_TITLES = {
-    name + unit
-    for name in (*_COLUMNS, *_ALIASES)
-    for unit in ("", *(f" [{scale}]" for scale in _SCALES))
-}
 _TITLE = re.compile(r"[a-z][A-Za-z0-9_.]*(?: \[[^\]]*\])?")
 _FIGURE = re.compile(r"(\d+(?:\.\d+)?)(?: *([A-Za-z%]+))?")
 _AROUND = ' \t\n\r\f\v"'
@@ -113,7 +107,7 @@ class CsvLog:
                 continue
             self.first = self.first or text
             cells = _split(text)
-            columns = None if _TITLES.isdisjoint(cells) else _header(cells)
+            columns = _header(cells)
             if columns is not None:
                 self.header = columns
                 self.names.update(columns.names)

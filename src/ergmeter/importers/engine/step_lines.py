@@ -118,12 +118,6 @@ def is_result(pair: NamedNumber) -> bool:
     )
 
 
-def stamp_in(pairs: list[NamedNumber]) -> int | None:
-    """The time of a line under a name such as `timestamp`."""
-    stamps = (epoch_ns(pair.value) for pair in pairs if pair.means.kind == "timestamp")
-    return next((t_ns for t_ns in stamps if t_ns is not None), None)
-
-
 def parsed_step(pairs: list[NamedNumber]) -> ParsedLine:
     """The step line that these pairs make, without its time."""
     best: dict[str, NamedNumber] = {}
@@ -405,7 +399,9 @@ class StepLines:
     def _time(self, parsed: ParsedLine, line: Line) -> None:
         t_ns = line.t_ns
         if t_ns is None:
-            sums, printed_ns = self.dialect.sums_step_times, stamp_in(parsed.pairs)
+            stamps = (epoch_ns(p.value) for p in parsed.pairs if p.means.kind == "timestamp")
+            printed_ns = next((stamp for stamp in stamps if stamp is not None), None)
+            sums = self.dialect.sums_step_times
             t_ns = self.clock.time(line.text, parsed, printed_ns, sums_step_times=sums)
             parsed.clock = self.clock.kind
             parsed.stamp_ns = stamp_ns(line.text) if self.clock.leaves_stamps else None

@@ -30,8 +30,8 @@ _ISO = re.compile(rf"(?<!\d)(\d{{4}}[-/]\d\d[-/]\d\d)[ T_]{_CLOCK}(Z|[+-]\d\d:?\
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _NO_YEAR = "2000"  # a leap year: the 29th of February has its place
 # Above this and below a day later, a stamp had no date.
-DATELESS_S = 946_684_800
-S_PER_DAY = 86_400
+_DATELESS_S = 946_684_800
+_S_PER_DAY = 86_400
 
 
 def _slashed(match: re.Match[str]) -> str:
@@ -89,11 +89,6 @@ def stamp_ns(text: str) -> int | None:
     return None
 
 
-def is_dateless(t_ns: int) -> bool:
-    """Whether a stamp had a time of day and no date."""
-    return DATELESS_S <= t_ns / NS_PER_S < DATELESS_S + S_PER_DAY
-
-
 def _ns(day: str, clock: str, fraction: str | None, zone: str) -> int | None:
     second = _epoch_s(day, clock, zone)
     return None if second is None else second * NS_PER_S + int((fraction or "0").ljust(9, "0"))
@@ -109,7 +104,7 @@ def _epoch_s(day: str, clock: str, zone: str) -> int | None:
 
 Clock = Literal["stamps", "step times", "bar"]
 _EARLIEST_S, _LATEST_S = 946_684_800, 4_102_444_800  # 2000 and 2100: outside, it is no date
-_DAY_NS = S_PER_DAY * NS_PER_S
+_DAY_NS = _S_PER_DAY * NS_PER_S
 _CLOCK_NOTES: dict[Clock, str] = {
     "stamps": "times are the log's own timestamps",
     "step times": "the log has no timestamps: times are its step times added up, each taken "
@@ -176,7 +171,7 @@ class FileClock:
         if self.kind == "stamps":
             return None if stamp is None else self._stamped(stamp)
         if self.kind == "bar":
-            return self._by_bar(parsed)
+            return None if parsed.elapsed_s is None else self._bars.time(parsed.elapsed_s)
         return self._sum(parsed) if self.kind == "step times" else None
 
     def begin_again(self) -> None:
@@ -192,7 +187,7 @@ class FileClock:
 
     def _stamped(self, stamp_ns: int) -> int:
         """The stamp; of a log that has only times of day, midnight begins another day."""
-        if is_dateless(stamp_ns):
+        if _DATELESS_S <= stamp_ns / NS_PER_S < _DATELESS_S + _S_PER_DAY:
             self.is_dated = False
             stamp_ns += self._ns
             if stamp_ns < self._last_ns - _DAY_NS // 2:
@@ -200,9 +195,6 @@ class FileClock:
                 self._ns += _DAY_NS
             self._last_ns = stamp_ns
         return stamp_ns
-
-    def _by_bar(self, parsed: ParsedLine) -> int | None:
-        return None if parsed.elapsed_s is None else self._bars.time(parsed.elapsed_s)
 
     def _sum(self, parsed: ParsedLine) -> int | None:
         if parsed.own_s is None:
