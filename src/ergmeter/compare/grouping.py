@@ -170,33 +170,27 @@ def mixed_facts(group: Group, by: Sequence[str]) -> tuple[str, ...]:
 def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     """Compares the facts of two groups."""
     exempt = _exempt(by)
-    refusals, unknown = [], []
-    for column, title in _WORK.items():
+    refusals, unknown, explained = [], [], []
+    for column, title in (_WORK | _WAYS | _AROUND).items():
         if column in exempt:
             continue
         sides = baseline.values(column), other.values(column)
         if all(sides) and sides[0] != sides[1]:
-            refusals.append(f"{title} differs ({_both(*sides)})")
-        elif not all(sides) and (any(sides) or _is_wanting(column, baseline, other)):
-            unknown.append(title)
+            if column in _WORK:
+                refusals.append(f"{title} differs ({_both(*sides)})")
+            else:
+                explained.append(f"{title} ({_both(*sides)})")
+        elif column not in _AROUND and not all(sides):
+            is_unknown = any(sides) or _is_wanting(column, baseline, other)
+            unknown += [title] if is_unknown else []
     if "flops_per_token" not in exempt:
         refusals += _other_models(baseline, other)
-    ways = ((name, title) for name, title in _WAYS.items() if name not in exempt)
-    unknown += [
-        title for name, title in ways if bool(baseline.values(name)) != bool(other.values(name))
-    ]
     steps = baseline.values("steps"), other.values("steps")
     of_losses: tuple[str, ...] = ()  # losses are comparable only after the same number of steps
     if not all(steps):
         unknown.append("number of steps")
     elif steps[0] != steps[1] or len(steps[0]) > 1:
         of_losses = (f"number of steps differs ({_both(*steps)})",)
-    explained = [
-        f"{title} ({_both(*sides)})"
-        for column, title in (_WAYS | _AROUND).items()
-        if column not in exempt
-        if all(sides := (baseline.values(column), other.values(column))) and sides[0] != sides[1]
-    ]
     return Fairness(
         (*refusals, *mixed_facts(baseline, by), *mixed_facts(other, by)),
         of_losses,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 Axis = Literal["step", "tokens", "time"]
-AXES: tuple[Axis, ...] = ("step", "tokens", "time")
+AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 class RunProgress:
@@ -84,9 +84,7 @@ class RunProgress:
 
 
 Curve = Literal["tokens_per_s", "step_s", "loss", "power_w", "device_bytes", "host_bytes"]
-CURVES: tuple[Curve, ...] = (
-    *("tokens_per_s", "step_s", "loss", "power_w", "device_bytes", "host_bytes"),
-)
+CURVES: tuple[Curve, ...] = get_args(Curve)
 # How many a chart can distinguish: groups by colour, repeats by dashes; and lines in all.
 GROUPS, REPEATS, LINES = 8, 6, 12
 _POINTS = 2400  # points of a curve over all runs
