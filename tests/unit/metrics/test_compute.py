@@ -20,13 +20,13 @@ from ergmeter.metrics.definitions.compute import (
     NotApplicable,
     TokenRate,
     compute_results,
-    percent,
 )
 from ergmeter.metrics.definitions.peaks import Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Sample, WorkPart
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
+from ergmeter.units import percent
 from tests.runs import add_writer, even_steps, make_run
 
 S = 10**9
