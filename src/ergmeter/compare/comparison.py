@@ -160,12 +160,8 @@ def figures_needed(options: CompareOptions) -> tuple[str, ...]:
 
 def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     """Compare the runs of a source. UsageError for unknown groups or metrics."""
-    ended_well = [entry for entry in source.entries if entry.status == "ok"]
-    left_out = (
-        *source.left_out,
-        *(f"{e.source}: {e.reason or e.status}" for e in source.entries if e.status != "ok"),
-    )
-    entries = _with_target(ended_well, options.target_loss)
+    left_out = source.unused
+    entries = _with_target(source.ended_well, options.target_loss)
     if not entries:
         why = f": {left_out[0]}" if left_out else ""
         raise UsageError(f"nothing to compare{why}")

@@ -180,11 +180,21 @@ def column_of(entry: Entry, column: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceEntries:
-    """The entries of a source, and what could not be used with the reasons."""
+    """The entries of a source, failed runs included, and what could not be read with reasons."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[str, ...] = ()
-    failed: tuple[Entry, ...] = ()  # runs without metrics; each has a line in `left_out`
+
+    @property
+    def ended_well(self) -> tuple[Entry, ...]:
+        """The entries that can be compared."""
+        return tuple(entry for entry in self.entries if entry.status == "ok")
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What can't be compared, with the reasons: runs that failed, too."""
+        failed = [entry for entry in self.entries if entry.status != "ok"]
+        return (*self.left_out, *(f"{e.source}: {e.reason or e.status}" for e in failed))
 
 
 @dataclass(frozen=True, slots=True)

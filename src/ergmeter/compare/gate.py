@@ -207,12 +207,13 @@ def _repeats(
     UsageError if the runs of a configuration are no repeats, NotComparable if they did other work.
     """
     source = read_side(path, keys)
-    if not source.entries:
-        raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
-    check_trainings(path, source.entries)
-    is_bench = all(entry.kind == "cell" for entry in source.entries)
+    entries = source.ended_well
+    if not entries:
+        raise FormatError(source.unused[0] if source.unused else f"{path} holds no run")
+    check_trainings(path, entries)
+    is_bench = all(entry.kind == "cell" for entry in entries)
     options = CompareOptions(by=() if is_bench else by)
-    pairing = pair_sides(source.entries, source.entries, options)
+    pairing = pair_sides(entries, entries, options)
     groups = [pair.new for pair in pairing.both]
     if is_bench:
         return groups

@@ -160,7 +160,7 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
-    entries, left_out, failed = [], [], []
+    entries, left_out = [], []
     lines: dict[tuple[str, ...], int] = {}
     for row in _rows(text):
         source = f"{path} line {row.lines[0]}"
@@ -173,16 +173,10 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
         lines[tuple(row.cells)] = row.lines[0]
         cells = dict(zip(header, row.cells, strict=True))
         try:
-            entry = _entry(cells, source=source, argument=argument, at=path)
+            entries.append(_entry(cells, source=source, argument=argument, at=path))
         except FormatError as error:
             left_out.append(f"{source}: {error}")
-            continue
-        if entry.status == "ok":
-            entries.append(entry)
-        else:
-            left_out.append(f"{source}: {entry.reason}")
-            failed.append(entry)
-    return SourceEntries(tuple(entries), tuple(left_out), tuple(failed))
+    return SourceEntries(tuple(entries), tuple(left_out))
 
 
 def _decoded(data: bytes, path: Path) -> str:

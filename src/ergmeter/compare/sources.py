@@ -68,7 +68,7 @@ def read_entries(
         on_progress(number, len(readers))
         parts.append(read())
     joined = _joined(parts)
-    entries, left_out = joined.entries, list(joined.left_out)
+    entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
     # Directories last, so that they replace their ledger's row.
     for entry in sorted(entries, key=_is_directory):
@@ -80,7 +80,8 @@ def read_entries(
         unique[identity] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
     ordered = sorted(unique.values(), key=lambda e: order[id(e)])
-    return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out), joined.failed)
+    failed = (entry for entry in joined.entries if entry.status != "ok")
+    return SourceEntries((*_of_one_window(ordered, wanted), *failed), tuple(left_out))
 
 
 class RunSource:
@@ -103,7 +104,7 @@ def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
         if entry.kind != "cell" or entry.run is None or entry.status != "ok":
             result.append(entry)
         else:
-            result += _run(entry.run, argument=entry.argument, wanted=wanted).entries
+            result += _run(entry.run, argument=entry.argument, wanted=wanted).ended_well
     return result
 
 
@@ -181,7 +182,6 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
     return SourceEntries(
         tuple(entry for part in parts for entry in part.entries),
         tuple(line for part in parts for line in part.left_out),
-        tuple(entry for part in parts for entry in part.failed),
     )
 
 
@@ -263,7 +263,7 @@ def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> S
     """A run without metrics to compare."""
     facts = {**facts_of(run.workload), "name": run.name, "run": str(run.path)}
     entry = Entry(source, argument, facts, {}, run.path, status=status, reason=reason)
-    return SourceEntries(left_out=(f"{source}: {reason}",), failed=(entry,))
+    return SourceEntries((entry,))
 
 
 def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:

@@ -85,14 +85,14 @@ def test_a_folder_gives_its_runs_and_says_which_failed(tmp_path: Path) -> None:
     written(tmp_path / "runs" / "a")
     written(tmp_path / "runs" / "b", ended="exit code 1")
     found = read_entries([tmp_path / "runs"])
-    assert [Path(entry.source).name for entry in found.entries] == ["a"]
-    assert found.left_out == (f"{tmp_path / 'runs' / 'b'}: it did not finish (exit code 1)",)
+    assert [Path(entry.source).name for entry in found.ended_well] == ["a"]
+    assert found.unused == (f"{tmp_path / 'runs' / 'b'}: it did not finish (exit code 1)",)
 
 
 def test_a_run_that_says_it_failed_is_left_out_though_its_files_are_whole(tmp_path: Path) -> None:
     found = read_entries([written(tmp_path / "a", status="failed")])
-    assert not found.entries
-    assert "failed" in found.left_out[0]
+    assert not found.ended_well
+    assert "failed" in found.unused[0]
 
 
 def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:

@@ -131,14 +131,14 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
         OURS,
     ]
     found = read_ledger(ledger(tmp_path, *lines), argument="x")
-    assert [entry.facts["seed"] for entry in found.entries] == ["42", "46"]
-    said = [line.partition("energy_results.csv ")[2] for line in found.left_out]
-    assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 8, 9)]
+    assert [entry.facts["seed"] for entry in found.ended_well] == ["42", "46"]
+    said = [line.partition("energy_results.csv ")[2] for line in found.unused]
+    assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 9, 8)]
     assert "cells where the first line has 30" in said[0]
     assert "tok_per_s is no number: 'fast'" in said[1]
     assert "quotation mark" in said[2]
-    assert "did not finish (failed)" in said[3]
-    assert "the same row as line 2" in said[4]
+    assert "the same row as line 2" in said[3]
+    assert "did not finish (failed)" in said[4]
 
 
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:

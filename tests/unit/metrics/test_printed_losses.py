@@ -138,8 +138,8 @@ def test_a_run_that_diverged_is_not_compared(tmp_path: Path) -> None:
     looped(tmp_path / "runs" / "bad", lost_at(14))
     looped(tmp_path / "runs" / "good", [2.0] * 20)
     found = read_entries([tmp_path / "runs"])
-    assert [entry.source for entry in found.entries] == [str(tmp_path / "runs" / "good")]
-    assert found.left_out == (f"{tmp_path / 'runs' / 'bad'}: it diverged: {LOST}, as printed",)
+    assert [entry.source for entry in found.ended_well] == [str(tmp_path / "runs" / "good")]
+    assert found.unused == (f"{tmp_path / 'runs' / 'bad'}: it diverged: {LOST}, as printed",)
 
 
 def test_the_curve_of_the_loss_is_the_printed_one(tmp_path: Path) -> None:

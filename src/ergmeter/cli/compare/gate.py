@@ -137,13 +137,10 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     sides = []
     for path in (new, ref):
         source = read_side(path, keys)
-        entries = (*source.entries, *source.failed)
-        failed = tuple(f"{entry.source}:" for entry in source.failed)
-        left_out = tuple(line for line in source.left_out if not line.startswith(failed))
-        if not entries:
-            raise FormatError(left_out[0] if left_out else f"{path} holds no run")
-        check_trainings(path, entries)
-        sides.append(SourceEntries(entries, left_out))
+        if not source.entries:
+            raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+        check_trainings(path, source.entries)
+        sides.append(source)
     kinds = [{entry.kind for entry in side.entries} for side in sides]
     if {"cell"} in kinds and kinds[0] != kinds[1]:
         wanted = Wanted(keys=tuple(keys))

@@ -333,8 +333,9 @@ def bench(path: str, root: str) -> bytes:
 def ledger(path: str, root: str) -> bytes:
     """Return the readable rows of an energy ledger, and why others are not."""
     entries_read = read_ledger(Path(path), argument=path)
-    facts = list(dict.fromkeys(name for entry in entries_read.entries for name in entry.facts))
-    keys = list(dict.fromkeys(key for entry in entries_read.entries for key in entry.figures))
+    entries = entries_read.ended_well
+    facts = list(dict.fromkeys(name for entry in entries for name in entry.facts))
+    keys = list(dict.fromkeys(key for entry in entries for key in entry.figures))
     rows = [
         {
             "source": entry.source,
@@ -342,10 +343,10 @@ def ledger(path: str, root: str) -> bytes:
             "readings": {key: result_with_texts(figure) for key, figure in entry.figures.items()},
             "remarks": list(entry.remarks),
         }
-        for entry in entries_read.entries
+        for entry in entries
     ]
     body = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
-    tables = {"table": ledger_table(entries_read.entries), "left_out": list(entries_read.left_out)}
+    tables = {"table": ledger_table(entries), "left_out": list(entries_read.unused)}
     return _packed_json({**body, **tables}, root)
 
 
