@@ -10,6 +10,7 @@ incomparable.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -138,11 +139,8 @@ def group_entries(
 def short_paths(paths: Sequence[str]) -> list[str]:
     """Paths without their common leading folders."""
     parts = [Path(path).parts for path in paths]
-    shared = 0
-    while (
-        all(len(path) > shared + 1 for path in parts) and len({path[shared] for path in parts}) == 1
-    ):
-        shared += 1
+    folders = zip(*(path[:-1] for path in parts), strict=False)
+    shared = len(list(takewhile(lambda names: len(set(names)) == 1, folders)))
     return [str(Path(*path[shared:])) for path in parts]
 
 

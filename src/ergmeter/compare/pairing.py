@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_window
 from ergmeter.compare.grouping import Fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
-from ergmeter.errors import NotMeasurable, UsageError, suggestion
+from ergmeter.errors import UsageError, suggestion
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.stats.ratio import Contrast, RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
@@ -85,11 +86,6 @@ class Pairing:
     def both(self) -> tuple[ConfigurationPair, ...]:
         """The configurations on both sides."""
         return tuple(pair for pair in self.pairs if pair.new.entries and pair.ref.entries)
-
-    @property
-    def only_new(self) -> tuple[ConfigurationPair, ...]:
-        """The configurations in NEW alone."""
-        return tuple(pair for pair in self.pairs if not pair.ref.entries)
 
     @property
     def only_ref(self) -> tuple[ConfigurationPair, ...]:
@@ -360,18 +356,16 @@ def pair_contrast(
     key = pair.common_key(measured)
     if key is None:
         return None
-    try:
-        change = contrast(
-            pair.new.numbers(key),
-            pair.ref.numbers(key),
-            scale=scale,
-            confidence=options.confidence,
-            noise=options.noise.get(measured.label, options.noise.get("")),
-            lenders=_SIDES,
-        )
-    except NotMeasurable:
-        return None
-    return key, change
+    change = or_none(
+        contrast,
+        pair.new.numbers(key),
+        pair.ref.numbers(key),
+        scale=scale,
+        confidence=options.confidence,
+        noise=options.noise.get(measured.label, options.noise.get("")),
+        lenders=_SIDES,
+    )
+    return None if change is None else (key, change)
 
 
 def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:

@@ -90,11 +90,12 @@ def _size(measured: Metric, result: Contrast) -> str:
     if measured.scale == "difference":
         way = "higher" if is_more else "lower"
         turned = result if is_more else result.inverse
-        return f"{measured.phrase} {_plain(turned.value)} {way}{_interval(turned, _plains)}"
+        return f"{measured.phrase} {significant(turned.value, 3)} {way}{_interval(turned, _plains)}"
     if measured.direction != "lower" or result.value > _MUCH:
         turned = result if is_more else result.inverse
-        text = _factor(measured, is_more=is_more, times=f"{_times(turned.value)}x")
-        return text + _interval(turned, _span)
+        decimals = 3 if abs(turned.value - 1.0) < _LITTLE else 2
+        times = f"{ratio_text(turned.value, decimals=decimals)}x"
+        return _factor(measured, is_more=is_more, times=times) + _interval(turned, _span)
     share = replace(
         result,
         value=abs(result.value - 1.0),
@@ -102,7 +103,7 @@ def _size(measured: Metric, result: Contrast) -> str:
         high=_share(result.high if is_more else result.low),
     )
     way = "more" if is_more else "less"
-    return f"{_percent(share.value)} % {way} {measured.phrase}{_interval(share, _percents, ' %')}"
+    return f"{_percent(share.value)} % {way} {measured.phrase}{_interval(share, _percents)}"
 
 
 def _share(ratio: float | None) -> float | None:
@@ -117,12 +118,12 @@ def _factor(measured: Metric, *, is_more: bool, times: str) -> str:
     return f"{measured.phrase} {times} {'higher' if is_more else 'lower'}"
 
 
-def _interval(result: Contrast, write: Callable[[float, float], str], unit: str = "") -> str:
+def _interval(result: Contrast, write: Callable[[float, float], str]) -> str:
     if result.low is None or result.high is None:
         return ""
     if result.is_exact:
         return ", the same in every repeat"
-    return f", {result.confidence * 100:g} % interval {write(result.low, result.high)}{unit}"
+    return f", {result.confidence * 100:g} % interval {write(result.low, result.high)}"
 
 
 def _span(low: float, high: float) -> str:
@@ -131,13 +132,9 @@ def _span(low: float, high: float) -> str:
     return f"{ratio_text(low, decimals=decimals)} to {ratio_text(high, decimals=decimals)}"
 
 
-def _times(ratio: float) -> str:
-    return ratio_text(ratio, decimals=3 if abs(ratio - 1.0) < _LITTLE else 2)
-
-
 def _percents(low: float, high: float) -> str:
     digits = 1 if low < 0.1 else 0
-    return f"{low * 100:.{digits}f} to {high * 100:.{digits}f}"
+    return f"{low * 100:.{digits}f} to {high * 100:.{digits}f} %"
 
 
 def _percent(share: float) -> str:
@@ -147,11 +144,7 @@ def _percent(share: float) -> str:
 
 
 def _plains(low: float, high: float) -> str:
-    return f"{_plain(low)} to {_plain(high)}"
-
-
-def _plain(value: float) -> str:
-    return significant(value, 3)
+    return f"{significant(low, 3)} to {significant(high, 3)}"
 
 
 def _further(measured: Metric, result: Contrast, effect: float) -> tuple[str, Needed | None]:

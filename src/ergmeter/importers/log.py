@@ -33,7 +33,7 @@ from ergmeter.importers.engine.reading import StepLineImporter
 from ergmeter.importers.logfile import LogFile, choose_importer
 from ergmeter.records import Basis, FloatArray, Missing, Reading, Result
 from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -379,7 +379,7 @@ class Steady:
         periods, steps = self._durations_s, self._run.covered[self._rows]
         if periods is not None and len(steps) and np.isfinite(steps).all():
             low, high = self._interval(periods, steps, float(periods.sum()))
-            over = _of(float(steps.sum()), "steps")
+            over = number_of(round(steps.sum()), "step")
             note = f"{periods.sum():.6g} s{self._clock} over {over}; {self.rule}"
             return Reading(float(periods.sum() / steps.sum()), "s", self._basis, low, high, note)
         printed_s = self._run.step_time_s[self._rows]
@@ -396,7 +396,7 @@ class Steady:
         if periods is not None and len(amounts) and np.isfinite(amounts).all():
             value = float(amounts.sum() / periods.sum())
             low, high = self._interval(amounts, periods, float(periods.sum()))
-            what = _of(float(amounts.sum()), unit.partition("/")[0])
+            what = number_of(round(amounts.sum()), unit.removesuffix("s/s"))
             note = f"{what} in {periods.sum():.6g} s{self._clock}; {self.rule}"
             return Reading(value, unit, self._basis, low, high, note)
         return self._printed(unit, printed)
@@ -459,8 +459,3 @@ class Steady:
         if self._run.clock is None:
             return "the log has no timestamps, step times or bar to time its steps by"
         return "the log's step lines do not say how much was done"
-
-
-def _of(amount: float, what: str) -> str:
-    """A number with its noun, singular or plural: `1 step`, `3 steps`."""
-    return f"{amount:.0f} {what.removesuffix('s') if amount == 1 else what}"

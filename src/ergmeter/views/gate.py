@@ -284,7 +284,7 @@ def remarks(comparison: Comparison) -> list[str]:
     lines += [f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding]
     lines += [line for pair in comparison.pairs for line in _failures(pair)]
     lines += [f"missing in NEW: {pair.name}" for pair in pairing.only_ref]
-    lines += [f"not in REF: {pair.name}" for pair in pairing.only_new]
+    lines += [f"not in REF: {pair.name}" for pair in pairing.pairs if not pair.ref.entries]
     changes = [v.contrast for pair in comparison.pairs for v in pair.verdicts if v.contrast]
     single = sum(change.low is None for change in changes)
     if single:
