@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, groupby, islice
 
 from ergmeter.importers.engine.pairs import (
     HINTS,
@@ -92,12 +93,14 @@ def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
 
 
 # Groups of plain lines that make one step. A name that comes again begins the next step. Ranks
-# that print into one output have one group each; srun's `0: ` before a line is a rank's number. A
-# rate alone is a step only in a log that has nothing else, so rates wait until that is known.
+# that print into one output have one group each. srun's `0: ` before a line may be an epoch's
+# number; it is a rank's if one comes again after another. A rate alone is a step only in a log
+# that has nothing else, so rates wait until that is known.
 
 
 GROUP = "\x1f"  # between the first line of a group and its fields; no program prints it
 _RATES = 64  # groups that have only rates: so many make them what the log has
+_LABELLED = 1024  # lines: no job has so many ranks that its first would not have come again
 
 
 class Groups:
@@ -116,8 +119,7 @@ class Groups:
 
     def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
         """Takes the next plain line and its figures. Yields the groups that are complete."""
-        rank = rank_of(line.text)
-        whose = label_of(line.text) if rank is None else rank
+        whose = rank_of(line.text)
         opened = self._open.get(whose)
         if opened is not None and any(name in opened[1] for name, _ in figures):
             yield from self._close(whose)
@@ -166,6 +168,30 @@ class Groups:
         yield from waiting
 
 
+def _with_ranks(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yields the lines of a file; the labels of plain ones are named as ranks if they are some."""
+    lines = iter(lines)
+    for line in lines:
+        if line.t_ns is not None or _label(line) is None:
+            yield line
+            continue
+        head = [line, *islice(lines, _LABELLED)]
+        printed = (label for each in head if (label := _label(each)) is not None)
+        labels = [label for label, _ in groupby(printed)]
+        are_ranks = len(set(labels)) < len(labels)
+        for each in chain(head, lines):
+            label = _label(each) if are_ranks else None
+            yield each if label is None else replace(each, text=f"[rank{label}]: {each.text}")
+
+
+def _label(line: Line) -> int | None:
+    """The number before a plain line that names no rank."""
+    label = label_of(line.text)
+    if label is None or rank_of(line.text) is not None or plain_figures(line.text) is None:
+        return None
+    return label
+
+
 _SEQUENCES = Meaning("rate", "throughput", unit="sequences/s")
 _STEP_TIME = Meaning("own_time", "train_step_timing", unit="s")
 _OWN_NAMES = {"throughput": _SEQUENCES, "train_step_timing in s": _STEP_TIME}
@@ -201,7 +227,7 @@ class _Nxdt(Dialect):
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yields the lines, with the plain lines of a step joined into one."""
         groups = self._groups
-        for line in lines:
+        for line in _with_ranks(lines):
             figures = None if self._has_bars else plain_figures(line.text)
             if figures is not None:
                 for group in groups.take(line, figures):

@@ -45,7 +45,7 @@ NAMED = ("[rank{0}]: ", "[default{0}]:", "[1,{0}]<stdout>: ")
 
 @pytest.mark.parametrize(
     "lines",
-    # srun's number by block is that of another run.
+    # srun's number by block looks as an epoch's does.
     [*map(by_line, (*NAMED, "{0}: ")), *map(by_block, NAMED)],
     ids=[*(f"{label}by line" for label in (*NAMED, "0: ")), *(f"{x}by block" for x in NAMED)],
 )
@@ -64,6 +64,14 @@ def test_of_ranks_that_print_plain_lines_the_first_ones_count(
     assert [s.index for s in steps(records)] == list(range(1, STEPS + 1))
     assert [s.window.duration_s for s in steps(records)] == [180] + [30] * (STEPS - 1)
     assert any("only those of rank 0 are read" in said for said in marks(records, "assumed"))
+
+
+@pytest.mark.parametrize("of_epoch", [1, 4])
+def test_a_number_before_plain_lines_that_never_comes_again_is_no_rank(
+    tmp_path: Path, of_epoch: int
+) -> None:
+    lines = [line for n in range(STEPS) for line in ("saved", *printed("{0}: ", n // of_epoch, n))]
+    assert read(tmp_path, *lines).last.step.tolist() == list(range(1, STEPS + 1))
 
 
 def test_a_rank_of_a_loop_is_said_to_count_its_own_tokens_though_plain_lines_came_before(
