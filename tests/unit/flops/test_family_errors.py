@@ -60,7 +60,11 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "kinds of LFM2": ("lfm2_moe", {"layer_types": None}, "layer_types is missing"),
     "folding": ("esm", {"is_folding_model": True}, "is_folding_model is true"),
-    "heads of an encoder": ("bert", {"num_attention_heads": 7}, "is no multiple of 7 heads"),
+    "heads of an encoder": (
+        "bert",
+        {"num_attention_heads": 7},
+        "is no multiple of num_attention_heads 7",
+    ),
     "no square": ("vit", {"image_size": [224, 128]}, "image_size must be a square"),
     "large patches": ("vit", {"patch_size": 300}, "patch_size is larger"),
     "layer of a tower": ("llava", {"vision_feature_layer": 99}, "is no layer of a tower"),

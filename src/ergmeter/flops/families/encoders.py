@@ -15,14 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.pieces import Names, layer_kinds, windows_of
+from ergmeter.flops.families.pieces import Names, biased_attention, layer_kinds, windows_of
 from ergmeter.flops.graph.graph import Attention, Builder, Graph, Node
 from ergmeter.flops.graph.layers import (
     AttentionLayer,
     EncoderBlock,
     Mlp,
     add_block,
-    biased_attention,
     renamed,
 )
 

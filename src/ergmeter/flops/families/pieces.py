@@ -7,7 +7,7 @@ names the field that is wrong.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent, Layer
@@ -50,6 +50,13 @@ def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
             " and there is no head_dim"
         )
     return hidden // heads
+
+
+def biased_attention(c: ModelConfig, hidden: int, heads: int, **more: object) -> AttentionLayer:
+    """Attention that looks both ways, with biases everywhere."""
+    biases = {"q_bias": True, "kv_bias": True, "out_bias": True}
+    fields: dict[str, Any] = {**biases, "mask": "full", **more}
+    return AttentionLayer(heads, heads, head_dim_of(c, hidden, heads), **fields)
 
 
 def latent_attention(c: ModelConfig) -> AttentionLayer:

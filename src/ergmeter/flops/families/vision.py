@@ -22,6 +22,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import ModelConfig, head_of, quoted_value
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.families.decoders import QWEN2, QWEN3, QWEN3_MOE
+from ergmeter.flops.families.pieces import biased_attention
 from ergmeter.flops.graph.graph import Attention, Builder, Graph, Mask
 from ergmeter.flops.graph.heads import labels_of
 from ergmeter.flops.graph.layers import (
@@ -32,7 +33,6 @@ from ergmeter.flops.graph.layers import (
     add_block,
     add_decoder,
     add_piece,
-    biased_attention,
     decoder_graph,
     renamed,
 )

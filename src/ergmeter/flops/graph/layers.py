@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ergmeter.errors import FormatError
 from ergmeter.flops.graph.graph import (
     Attention,
     Builder,
@@ -25,8 +24,6 @@ from ergmeter.flops.graph.graph import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ergmeter.flops.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,17 +531,3 @@ def add_block(
 def renamed(nodes: Sequence[Node], what: str) -> tuple[Node, ...]:
     """The nodes, counted in rows of the table of their own: `encoder mlp`, `vision mlp`."""
     return tuple(replace(node, part=f"{what} {node.part}") for node in nodes)
-
-
-def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
-    """Numbers of one head, where the hidden size is cut into as many."""
-    if hidden % heads:
-        raise FormatError(f"{c.where}: the hidden size {hidden} is no multiple of {heads} heads")
-    return hidden // heads
-
-
-def biased_attention(c: ModelConfig, hidden: int, heads: int, **more: object) -> AttentionLayer:
-    """Attention that looks both ways, with biases everywhere."""
-    biases = {"q_bias": True, "kv_bias": True, "out_bias": True}
-    fields: dict[str, Any] = {**biases, "mask": "full", **more}
-    return AttentionLayer(heads, heads, head_size(c, hidden, heads), **fields)
