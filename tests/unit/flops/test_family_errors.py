@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fewer letters": (
         "nemotron_h",
         {"hybrid_override_pattern": "M*", "num_hidden_layers": 3, "layers_block_type": None},
-        "num_hidden_layers is 3",
+        "hybrid_override_pattern lists 2 layers, and the model has 3",
     ),
     "kind of a layer": ("nemotron_h", {"layers_block_type": ["conv"]}, "of the kind 'conv'"),
     "width of a recurrence": ("recurrent_gemma", {"lru_width": 2561}, "lru_width 2561"),

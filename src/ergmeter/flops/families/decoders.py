@@ -237,10 +237,7 @@ def _gpt_neo_windows(c: ModelConfig, layers: int) -> Windows:
                         f"{c.where}: attention_types must be a list of pairs, kinds of layers and"
                         f" how often they come; got {quoted_value(value)}"
                     )
-    if len(kinds) != layers:
-        raise FormatError(
-            f"{c.where}: attention_types lists {len(kinds)} layers and num_layers is {layers}"
-        )
+    check_listed(c, "attention_types", kinds, layers)
     return [c.integer("window_size") if kind == "local" else None for kind in kinds]
 
 

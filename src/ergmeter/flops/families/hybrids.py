@@ -16,6 +16,7 @@ from ergmeter.flops.families.decoders import MIXTRAL
 from ergmeter.flops.families.pieces import (
     QWEN_SHARED_EXPERTS,
     RoutedExperts,
+    check_listed,
     each_layer,
     every_nth_full,
     latent_attention,
@@ -242,7 +243,7 @@ _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 def nemotron_h(c: ModelConfig) -> Decoder:
     """Nemotron-H and Nemotron 3: each layer one thing, Mamba-2, attention or a feed-forward."""
     hidden = c.integer("hidden_size")
-    kinds = c.names("layers_block_type", "layer_types")
+    name, kinds = "layers_block_type", c.names("layers_block_type", "layer_types")
     if kinds is None:
         pattern = c.word("hybrid_override_pattern") or ""
         if not pattern or set(pattern) - set(_NEMOTRON_LETTERS):
@@ -250,12 +251,9 @@ def nemotron_h(c: ModelConfig) -> Decoder:
                 f"{c.where}: the field layers_block_type (or hybrid_override_pattern, of the"
                 f" letters {' '.join(_NEMOTRON_LETTERS)}) is missing; add it"
             )
+        name = "hybrid_override_pattern"
         kinds = [_NEMOTRON_LETTERS[letter] for letter in pattern]
-    count = c.integer("num_hidden_layers", default=len(kinds))
-    if count != len(kinds):
-        raise FormatError(
-            f"{c.where}: num_hidden_layers is {count}, and {len(kinds)} layers are listed"
-        )
+    check_listed(c, name, kinds, c.integer("num_hidden_layers", default=len(kinds)))
     base = like_llama(c, "nemotron_h", [_nemotron_layer(c, kind, hidden) for kind in kinds])
     return replace(base, embedding_name="embeddings")
 
