@@ -109,8 +109,8 @@ class Batch:
         document alone, as is done to go on from a prompt. `facts` are the model's (`Graph.facts`):
         how many patches an image is, how long a source always is.
         """
-        _positive("batch size", sequences)
-        _positive("sequence length", seq_len)
+        positive("batch size", sequences)
+        positive("sequence length", seq_len)
         if past < 0:
             raise UsageError(f"the cached context can't be negative; got {past}")
         documents: tuple[Sequences, ...] = (Sequences(seq_len, sequences, past),)
@@ -198,7 +198,7 @@ def _source(
     """The source that an encoder reads, or has read before, and the table for every layer."""
     others: dict[str, tuple[Sequences, ...]] = {}
     if length is not None:
-        _positive("source length", length)
+        positive("source length", length)
         new, past = (0, length) if read else (length, 0)
         others["source"] = (Sequences(new, sequences, past),)
         others["frames"] = (Sequences(new * facts.get("frames_per_source", 1), sequences),)
@@ -219,7 +219,7 @@ def _image_each(sequences: int, seq_len: int, images: int, patches: int) -> int:
 
 def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences, ...]]:
     """The rows of so many images, each of one or more views."""
-    _positive("number of images", images)
+    positive("number of images", images)
     if "patches_per_view" not in facts:
         raise UsageError(
             f"{images} images, and nothing said of how many patches one is: pass the facts of"
@@ -247,15 +247,17 @@ def _cut(length: int, side: int) -> list[tuple[int, int]]:
     return [(size, count) for size, count in ((side, full), (rest, 1)) if size and count]
 
 
-def _positive(what: str, value: object) -> None:
+def positive(what: str, value: object) -> int:
+    """The value, if it is a whole number of 1 or more; UsageError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"the {what} must be a whole number of 1 or more; got {value!r}")
+    return value
 
 
 def _alike(lengths: Iterable[int]) -> tuple[Sequences, ...]:
     counts: dict[int, int] = {}
     for length in lengths:
-        _positive("length of a document", length)
+        positive("length of a document", length)
         counts[length] = counts.get(length, 0) + 1
     if not counts:
         raise UsageError("no documents: the list of lengths is empty")

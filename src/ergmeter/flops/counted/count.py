@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.analytic import PartFlops
-from ergmeter.flops.batch import Sequences
+from ergmeter.flops.batch import Sequences, positive
 from ergmeter.flops.counted.meta_model import make_runnable, make_tensor
 from ergmeter.flops.counted.op_costs import POSITIONS, RULES, Call, looks_like_a_product
 from ergmeter.flops.counted.op_totals import CountedStep
@@ -407,11 +407,11 @@ def text_inputs(
 ) -> dict[str, Any]:
     """Tokens of this shape under the names that the model's forward takes them by."""
     name = _taking_tokens(model)
-    rows, length = _whole_number("batch_size", batch_size), _whole_number("seq_len", seq_len)
+    rows, length = positive("batch_size", batch_size), positive("seq_len", seq_len)
     target = torch.zeros(rows, length, dtype=torch.long)
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {name: target}
-    source = length if source_len is None else _whole_number("source_len", source_len)
+    source = length if source_len is None else positive("source_len", source_len)
     return {
         "input_ids": torch.zeros(rows, source, dtype=torch.long),
         "decoder_input_ids": target,
@@ -437,9 +437,3 @@ def _taking_tokens(model: nn.Module) -> str:
             f" ({', '.join(needed) or 'nothing'}); pass inputs= it accepts"
         )
     return needed[0]
-
-
-def _whole_number(name: str, value: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be a whole number of 1 or more; got {value!r}")
-    return value
