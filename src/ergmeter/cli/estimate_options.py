@@ -17,7 +17,6 @@ from ergmeter.flops.estimate.arrangement import (
     Parallel,
     Setup,
     check_model_split,
-    precision,
 )
 from ergmeter.flops.estimate.memory import step_memory
 from ergmeter.flops.estimate.storage import declared_method, storage_of
@@ -70,9 +69,9 @@ def training_document(model: str, options: dict[str, Any]) -> Document:
         if options[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
-    graph = _graph(model, options, how)
-    batch = _batch(graph, options)
     setup = _setup(options, parallel)
+    graph = _graph(model, options, how, setup)
+    batch = _batch(graph, options)
     memory = step_memory(graph, batch, training=how, setup=setup)
     job = engine.TrainingJob(graph, batch, how, setup)
     changes = engine.ways(job, None if isinstance(room, Missing) else room.usable_bytes)
@@ -83,15 +82,15 @@ def training_document(model: str, options: dict[str, Any]) -> Document:
     return view.training_document(memory, room, results, changes, work)
 
 
-def _graph(model: str, options: dict[str, Any], how: TrainedParts) -> Graph:
+def _graph(model: str, options: dict[str, Any], how: TrainedParts, setup: Setup) -> Graph:
     """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
     graph = step.graph_of(model, options)
     method = declared_method(read_model(model))
     if method is None:
         return graph
-    counted = f"weights counted at {precision(options['dtype']).weight} B; pass --quantize"
-    if options["quantize"] is not None:
-        counted = f"matrices counted as --quantize {options['quantize']} keeps them"
+    counted = f"weights counted at {setup.precision.weight} B; pass --quantize"
+    if setup.quantize is not None:
+        counted = f"matrices counted as --quantize {setup.quantize} keeps them"
     elif how.lora is None:
         counted += " with --lora"
     line = f"quantization_config ({method}) is not taken: {counted}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import IMAGE_STREAMS, Batch
-from ergmeter.flops.estimate.storage import STORED_TYPES, StoredType
+from ergmeter.flops.estimate.storage import STORED_TYPES
 from ergmeter.flops.graph.graph import Attention, Linear, gradients, trained_nodes
 from ergmeter.units import number_of, scaled
 
@@ -109,21 +109,7 @@ OPTIMIZERS = {
 }
 
 
-def optimizer(name: str) -> Optimizer:
-    """The optimizer of this name; UsageError for another."""
-    if name not in OPTIMIZERS:
-        raise UsageError(f"no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[name]
-
-
 QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
-
-
-def quantisation(name: str | None) -> StoredType | None:
-    """The storage of this quantisation, None for none; UsageError for another name."""
-    if name is not None and name not in QUANTISED:
-        raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISED)}")
-    return STORED_TYPES[name] if name else None
 
 
 # Precision, kernels, devices.
@@ -155,13 +141,6 @@ PRECISIONS = {
         Precision("bf16-master", 2, 2, 2, master=4),  # Megatron, DeepSpeed
     )
 }
-
-
-def precision(name: str) -> Precision:
-    """The precision of this name; UsageError for another."""
-    if name not in PRECISIONS:
-        raise UsageError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +208,20 @@ class Setup:
     workspace_bytes: float = 0
     output: Output = "freed"
 
+    def __post_init__(self) -> None:
+        for what, name, names in (
+            ("precision", self.dtype, PRECISIONS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("quantisation", self.quantize, QUANTISED),
+        ):
+            if name is not None and name not in names:
+                raise UsageError(f"no {what} {name!r}; there are {', '.join(names)}")
+
+    @property
+    def precision(self) -> Precision:
+        """Bytes of a number, by what it is."""
+        return PRECISIONS[self.dtype]
+
 
 def check_sizes(graph: Graph, batch: Batch, setup: Setup) -> None:
     """UsageError where something would be split finer than it has pieces."""
@@ -294,7 +287,7 @@ def _spread(parallel: Parallel) -> str:
 
 def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     """The choices that an estimate rests on, a line for each."""
-    numbers = precision(setup.dtype)
+    numbers = setup.precision
     kernels, parallel = setup.kernels, setup.parallel
     attentions = _attention_of_text(graph)
     has_windows = any(each.window or each.chunk for each in attentions)
@@ -311,7 +304,7 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     master = "a master copy of 4 B" if numbers.master else "no master copy"
     lines = [
         f"{setup.dtype}: weights {numbers.weight} B, products in {numbers.compute} B, {master}",
-        f"optimizer {setup.optimizer}: {optimizer(setup.optimizer).says}",
+        f"optimizer {setup.optimizer}: {OPTIMIZERS[setup.optimizer].says}",
         _spread(parallel),
         attention[kernels.attention],
         "norms that keep their input in 32 bits, as transformers writes RMSNorm"
@@ -358,7 +351,7 @@ class ParameterMemory:
 
     def __init__(self, graph: Graph, trainable: Trainable, setup: Setup) -> None:
         self.nodes, self.setup = {node.name: node for node in graph}, setup
-        self.numbers = precision(setup.dtype)
+        self.numbers = setup.precision
         self.trained = trained_nodes(graph, trainable)
         self.needs = gradients(graph, trainable)
 
@@ -372,9 +365,10 @@ class ParameterMemory:
         params = node.params / self.split(node)
         if node.part == "lora":
             return params * self._adapter_bytes()
-        quantised = quantisation(self.setup.quantize)
-        if quantised and isinstance(node.work, Linear) and node.work.is_module and not node.role:
-            return quantised.matrix_bytes(node.work, self.numbers.compute) / self.split(node)
+        storage = self.setup.quantize
+        if storage and isinstance(node.work, Linear) and node.work.is_module and not node.role:
+            matrix = STORED_TYPES[storage].matrix_bytes(node.work, self.numbers.compute)
+            return matrix / self.split(node)
         return params * self.numbers.weight
 
     def _adapter_bytes(self) -> int:
@@ -407,7 +401,7 @@ class ParameterMemory:
         if not self._own(node):
             return 0, 0
         share = self.split(node) * self.setup.parallel.sharded(1)
-        chosen = optimizer(self.setup.optimizer)
+        chosen = OPTIMIZERS[self.setup.optimizer]
         copy = node.params * self.numbers.master if node.part != "lora" else 0
         moments = chosen.moments(node, self._moment_bytes(node))
         if chosen.is_paged:
@@ -422,7 +416,7 @@ class ParameterMemory:
             for node in nodes
             if self._own(node)
         ]
-        scratch = optimizer(self.setup.optimizer).scratch
+        scratch = OPTIMIZERS[self.setup.optimizer].scratch
         if scratch == "foreach":
             return sum(moments)
         return 2 * max(moments, default=0.0) if scratch == "loop" else 0.0

@@ -29,7 +29,6 @@ from ergmeter.flops.estimate.arrangement import (
     Setup,
     assumptions,
     check_sizes,
-    precision,
 )
 from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, Saved, SavedTensors
 from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
@@ -135,7 +134,7 @@ class _Layout:
         if how.checkpointing == "full":  # transformers then turns the cache off
             setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
         self.batch, self.how, self.setup = batch, how, setup
-        self.numbers = precision(setup.dtype)
+        self.numbers = setup.precision
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
         check_sizes(graph, batch, setup)
         parallel = setup.parallel
