@@ -178,10 +178,8 @@ def _tokens(part: JobRun, before: int | None) -> float:
     for column in ("tokens_real", "tokens_computed"):
         values = reported_counts(part.evidence, rows, column)
         if values is not None:
-            if before is None:
-                return values.sum()
-            each = (values.of(lane)[lane["index"] < before] for lane in rows.lanes)
-            return sum(float(values.sum()) for values in each)
+            counted = values if before is None else values[rows["index"] < before]
+            return float(counted.sum())
     raise NotMeasurable("its steps have no token count")
 
 

@@ -37,7 +37,7 @@ from ergmeter.metrics.evidence.samples import (
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.metrics.explain.time import NAMED, TITLES, time_split
 from ergmeter.metrics.phases import slow_rows
-from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of, percent
@@ -299,10 +299,7 @@ def _window(evidence: Evidence) -> list[CheckFinding]:
         lane = max(rows.lanes, key=len)
         steps, what = len(lane), _name_of_rows(evidence, lane)
     else:  # a request is up to two rows
-        phases = (
-            np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
-        )
-        steps, what = int(np.max(sum(phases))), "request"
+        steps, what = int(np.bincount(rows["phase"].astype(int)).max()), "request"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
     made, enough = number_of(steps, what), []

@@ -15,7 +15,6 @@ import pytest
 from ergmeter.metrics.evidence import steps
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.steps import (
-    RowAmounts,
     Spool,
     Steps,
     Timed,
@@ -172,7 +171,7 @@ def test_blocks_in_order_of_time_are_those_of_all_rows_sorted(
     apart_s = np.diff(np.append(5.0 * S, rows["end_ns"][order])) / 1e9
     truth = ratio_interval(amounts[order], apart_s)
     window = TrainingWindow.single("training", 5 * S, rows.highest("end_ns"))
-    found = Timed(rows, window).interval(RowAmounts(rows, lambda lane: lane["tokens_computed"]))
+    found = Timed(rows, window).interval(amounts)
     assert truth is not None
     assert found == pytest.approx(truth, rel=1e-12)
 

@@ -22,7 +22,6 @@ from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Mask, Steps
 
 _MARK = "profiled"
 _WHY_NOT = ("not_profiled", "profile_unread")
@@ -89,27 +88,16 @@ def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | Non
     """
     if not evidence.has_work:
         return None
-
-    def is_seen(lane: Steps) -> Mask:
-        _, end_ns = host_times(lane)
-        is_profiled = np.zeros(len(lane), dtype=bool)
-        for profile in each:
-            if profile.get("lasted_s"):
-                began_ns = profile["end_ns"] - profile["lasted_s"] * NS_PER_S
-                is_profiled |= (end_ns > began_ns) & (end_ns <= profile["end_ns"])
-        return is_profiled
-
-    profiled, others = (
-        evidence.work.where_each(choose) for choose in (is_seen, lambda lane: ~is_seen(lane))
-    )
-    if not len(profiled) or not len(others):
+    start_ns, end_ns = host_times(evidence.work)
+    is_profiled = np.zeros(len(end_ns), dtype=bool)
+    for profile in each:
+        if profile.get("lasted_s"):
+            began_ns = profile["end_ns"] - profile["lasted_s"] * NS_PER_S
+            is_profiled |= (end_ns > began_ns) & (end_ns <= profile["end_ns"])
+    if not is_profiled.any() or is_profiled.all():
         return None
-    return _median_ns(profiled) / _median_ns(others)
-
-
-def _median_ns(rows: Steps) -> float:
-    start_ns, end_ns = host_times(rows)
-    return float(np.median(end_ns - start_ns))
+    took_ns = end_ns - start_ns
+    return float(np.median(took_ns[is_profiled]) / np.median(took_ns[~is_profiled]))
 
 
 # Column, title, direction, and what is divided by the time of the profiled steps.

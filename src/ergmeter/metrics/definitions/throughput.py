@@ -17,13 +17,13 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import (
     WORDS,
-    all_steps_in,
     counted_basis,
     declared_amounts,
     guess_note,
     label_of,
     need_rows,
     reported_counts,
+    steps_in,
     steps_of,
     tokens,
     why_not_counted,
@@ -31,8 +31,8 @@ from ergmeter.metrics.definitions.tokens import (
 from ergmeter.metrics.evidence import ranks
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import ACCELERATORS
-from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
-from ergmeter.records import Basis, Reading, Reported
+from ergmeter.metrics.evidence.steps import interval_in_order
+from ergmeter.records import Basis, FloatArray, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 
 
-def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
+def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
     need_rows(evidence)
     rows = evidence.counted
@@ -64,11 +64,11 @@ def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
 
 
 def rate(
-    evidence: Evidence, amounts: RowAmounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
+    evidence: Evidence, amounts: FloatArray, unit: str, basis: Basis, note: str, *, per: float = 1.0
 ) -> Reading:
     """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
     window = evidence.window
-    value = amounts.sum() / window.duration_s / per
+    value = float(amounts.sum()) / window.duration_s / per
     interval = evidence.timed.interval(amounts) if not evidence.is_whole_run else None
     low, high = (bound / per for bound in interval) if interval else (None, None)
     if low is not None and window.uncertain_s:  # the device may have trained in these cuts
@@ -174,8 +174,8 @@ def steps_per_s(evidence: Evidence) -> Reading:
 def pace(evidence: Evidence) -> Reading:
     """Steps of one rank over the window, as we saw them; step time is its reciprocal."""
     steps = steps_of(evidence)
-    amounts = all_steps_in(evidence.counted)
-    per = amounts.sum() / steps
+    amounts = steps_in(evidence.counted)
+    per = float(amounts.sum()) / steps
     return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
 
 
@@ -199,15 +199,14 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = rows.of_phase("decode")
     if not len(rows):
         raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
-    rows = rows.where_each(ranks.counting(evidence, rows, "tokens_computed"))
+    rows = rows.where(ranks.counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
         raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")
-    value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
+    value = sum(float(tokens(evidence, lane)[0].sum()) / lane.busy_s for lane in rows.lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
-    lasted = RowAmounts(rows, lambda lane: lane.duration_s)
-    interval = interval_in_order(amounts, lasted)
-    scale = value / (amounts.sum() / lasted.sum())
+    interval = interval_in_order(amounts, rows.duration_s)
+    scale = value / float(amounts.sum() / rows.duration_s.sum())
     low, high = (bound * scale for bound in interval) if interval else (None, None)
     note = f"{label_of(evidence, label)} over the time of {len(rows)} decode spans, ranks added up"
     return Reading(value, "tokens/s", basis, low, high, note)

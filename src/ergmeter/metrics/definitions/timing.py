@@ -16,9 +16,9 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.throughput import pace
-from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
+from ergmeter.metrics.definitions.tokens import need_all_rows, need_rows, steps_in, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.metrics.evidence.steps import RowAmounts, Steps, interval_in_order
+from ergmeter.metrics.evidence.steps import Steps, interval_in_order
 from ergmeter.metrics.phases import PHASE_TITLES
 from ergmeter.records import FloatArray, Reading
 from ergmeter.stats.intervals import percentile
@@ -203,10 +203,9 @@ def _step_percentile(evidence: Evidence, q: float) -> Reading:
 def in_step_s(evidence: Evidence) -> Reading:
     """Mean time inside a step, without what lies between steps."""
     steps_of(evidence)  # or the reason why there are none
-    inside = RowAmounts(evidence.counted, lambda lane: lane.duration_s)
-    steps = all_steps_in(evidence.counted)
-    low, high = interval_in_order(inside, steps) or (None, None)
-    value = inside.sum() / steps.sum()
+    inside_s, steps = evidence.counted.duration_s, steps_in(evidence.counted)
+    low, high = interval_in_order(inside_s, steps) or (None, None)
+    value = float(inside_s.sum() / steps.sum())
     note = f"from a step's start to its end; {evidence.window_note}{_whose_clock(evidence)}"
     return Reading(value, "s", evidence.steps_basis, low, high, note)
 

@@ -23,14 +23,12 @@ from ergmeter.metrics.evidence.ranks import (
 )
 from ergmeter.metrics.evidence.requests import need_failures
 from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.metrics.evidence.steps import Mask, RowAmounts, Steps
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Basis, FloatArray, Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.units import number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.metrics.evidence.evidence import Evidence
 
 
@@ -89,43 +87,28 @@ WORDS = {
 def known_counts(rows: Steps, column: str) -> FloatArray | None:
     """A column if every row has it; None if no row has. Some but not all is refused."""
     values = rows[column]
-    absent = int(np.isnan(values).sum())
-    return values if _all_or_none(absent, len(values), column) else None
-
-
-def _all_or_none(absent: int, total: int, column: str) -> bool:
-    """Whether all rows have a column, and not none of them."""
+    absent, total = int(np.isnan(values).sum()), len(values)
     if absent == total:
-        return False
+        return None
     if absent and column == "steps":
         raise NotMeasurable(
             f"{absent} of {total} printed lines do not say how many steps they stand for"
         )
     if absent:
         raise NotMeasurable(f"{absent} of {total} steps have no count of {WORDS[column]}")
-    return True
+    return values
 
 
-def reported_counts(evidence: Evidence, rows: Steps, column: str) -> RowAmounts | None:
+def reported_counts(evidence: Evidence, rows: Steps, column: str) -> FloatArray | None:
     """A column of tokens or samples by row, 0 where another rank counts the same (`layout`)."""
     need_rows(evidence)
     counts = counting(evidence, rows, column)
-    if not _is_known(rows, column, counts):
+    if known_counts(rows.where(counts), column) is None:
         return None
-    return RowAmounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
+    return np.where(counts, rows[column], 0.0)
 
 
-def _is_known(rows: Steps, column: str, counts: Callable[[Steps], Mask]) -> bool:
-    """Whether every row that counts has a column; False if none has. Some is refused."""
-    present = total = 0
-    for lane in rows.lanes:
-        mask = counts(lane)
-        total += int(mask.sum())
-        present += int((mask & ~np.isnan(lane[column])).sum())
-    return _all_or_none(total - present, total, column)
-
-
-def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, str, Basis]:
+def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     need_rows(evidence)
     rows = evidence.counted if rows is None else rows
@@ -151,10 +134,9 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, s
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
 
 
-def declared_amounts(rows: Steps, per_step: float) -> RowAmounts:
+def declared_amounts(rows: Steps, per_step: float) -> FloatArray:
     """A declared amount per step of all ranks, by row."""
-    share, each = per_step / len(rows.lanes), all_steps_in(rows)
-    return RowAmounts(rows, lambda lane: each.of(lane) * share)
+    return steps_in(rows) * (per_step / len(rows.lanes))
 
 
 def need_usage(evidence: Evidence, rows: Steps) -> None:
@@ -209,13 +191,6 @@ def steps_in(rows: Steps) -> FloatArray:
             " progress bar on (disable_tqdm=False), or print step=.. in each line"
         )
     return values
-
-
-def all_steps_in(rows: Steps) -> RowAmounts:
-    """Optimizer steps that each row covers, as amounts by lane."""
-    if not _is_known(rows, "steps", lambda lane: np.ones(len(lane), dtype=bool)):
-        steps_in(rows)  # says why not
-    return RowAmounts(rows, lambda lane: lane["steps"])
 
 
 def need_rows(evidence: Evidence) -> None:
@@ -288,13 +263,13 @@ def total_tokens(evidence: Evidence) -> Reading:
     """Tokens in the window."""
     amounts, label, basis = tokens(evidence)
     note = f"{label_of(evidence, label)}; {evidence.window_note}"
-    return Reading(amounts.sum(), "tokens", basis, note=note)
+    return Reading(float(amounts.sum()), "tokens", basis, note=note)
 
 
 def tokens_per_step(evidence: Evidence) -> Reading:
     """Tokens of one optimizer step, over all ranks."""
     amounts, label, basis = tokens(evidence)
-    value = amounts.sum() / steps_of(evidence)
+    value = float(amounts.sum()) / steps_of(evidence)
     return Reading(value, "tokens/step", basis, note=label_of(evidence, label))
 
 
@@ -305,7 +280,7 @@ def padding_frac(evidence: Evidence) -> Reading:
         lacking = "tokens_real" if real is None else "tokens_computed"
         argument = "tokens_real" if real is None else "tokens"
         raise NotMeasurable(why_not_counted(evidence, WORDS[lacking], argument))
-    value = 1 - real.sum() / computed.sum()
+    value = 1 - float(real.sum()) / float(computed.sum())
     return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
 
 
@@ -314,10 +289,10 @@ def positions_per_token(evidence: Evidence) -> float:
     real, computed = or_none(_real_and_computed, evidence) or (None, None)
     if real is None or computed is None or not real.sum():
         return 1.0
-    return computed.sum() / real.sum()
+    return float(computed.sum()) / float(real.sum())
 
 
-def _real_and_computed(evidence: Evidence) -> tuple[RowAmounts | None, RowAmounts | None]:
+def _real_and_computed(evidence: Evidence) -> tuple[FloatArray | None, FloatArray | None]:
     rows = evidence.counted
     real = reported_counts(evidence, rows, "tokens_real")
     return real, reported_counts(evidence, rows, "tokens_computed")

@@ -34,19 +34,18 @@ SAME_SAMPLES = ("tp", "cp", "pp")  # of which each context-parallel rank has a p
 _APART_FRAC = 0.02  # beyond which ranks that should tell the same do not
 
 
-def counting(evidence: Evidence, rows: Steps, column: str) -> Callable[[Steps], Mask]:
-    """Which rows of a lane to add up for this column: of each group of ranks that share it, one
-    rank's."""
+def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
+    """Which rows to add up for this column: of each group of ranks that share it, one rank's."""
     groups = _groups(evidence, _shared(evidence, column))
     if all(len(ranks) == 1 for ranks in groups.values()):
-        return lambda lane: np.ones(len(lane), dtype=bool)
+        return np.ones(len(rows), dtype=bool)
     totals = _tokens_by_rank(rows, column)
 
     def most_told(rank: int) -> tuple[int, float, int]:
         return *totals.get(rank, (0, -1.0)), -rank
 
     chosen = [max(ranks, key=most_told) for ranks in groups.values()]
-    return lambda lane: np.isin(lane["rank"], chosen)
+    return np.isin(rows["rank"], chosen)
 
 
 def shared_tokens_note(evidence: Evidence) -> str:
@@ -115,15 +114,12 @@ def _first_coordinates(evidence: Evidence) -> dict[str, list[int]]:
 
 def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
     """By rank: whether all of its rows have the column, and their sum."""
-    sums: dict[int, float] = {}
-    gaps: dict[int, int] = {}
-    for lane in rows.lanes:
-        ranks = np.nan_to_num(lane["rank"], nan=0.0).astype(np.int64)
-        for rank in np.unique(ranks).tolist():
-            values = lane[column][ranks == rank]
-            sums[rank] = sums.get(rank, 0.0) + float(np.nansum(values))
-            gaps[rank] = gaps.get(rank, 0) + int(np.isnan(values).sum())
-    return {rank: (int(gaps[rank] == 0), sums[rank]) for rank in sorted(sums)}
+    ranks, at = np.unique(np.nan_to_num(rows["rank"]).astype(np.int64), return_inverse=True)
+    values = rows[column]
+    gaps = np.bincount(at, weights=np.isnan(values)).tolist()
+    sums = np.bincount(at, weights=np.nan_to_num(values)).tolist()
+    each = zip(ranks.tolist(), gaps, sums, strict=True)
+    return {rank: (int(gap == 0), total) for rank, gap, total in each}
 
 
 def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
@@ -158,8 +154,7 @@ def coordinates(evidence: Evidence) -> dict[int, dict[str, int]]:
 
 def ranks_in(rows: Steps) -> set[int]:
     """The ranks of these rows."""
-    lanes = rows.lanes if len(rows) else ()
-    return {int(rank) for lane in lanes for rank in np.unique(lane["rank"]) if rank >= 0}
+    return {int(rank) for rank in np.unique(rows["rank"]) if rank >= 0}
 
 
 def declared_world_size(header: dict[str, Any]) -> int:
@@ -187,12 +182,10 @@ def _coordinates_by_rank(evidence: Evidence) -> dict[int, dict[str, int]]:
 
 def ranks_by_writer(evidence: Evidence) -> dict[int, int]:
     """The rank of each writer that recorded steps, by its number and its first row."""
-    ranks: dict[int, int] = {}
-    for lane in evidence.all_steps.lanes if len(evidence.all_steps) else ():
-        writers, first = np.unique(lane["writer"], return_index=True)
-        numbers = np.nan_to_num(lane["rank"][first]).astype(int).tolist()
-        ranks |= zip(writers.astype(int).tolist(), numbers, strict=True)
-    return ranks
+    rows = evidence.all_steps
+    writers, first = np.unique(rows["writer"], return_index=True)
+    ranks = np.nan_to_num(rows["rank"][first]).astype(int)
+    return dict(zip(writers.astype(int).tolist(), ranks.tolist(), strict=True))
 
 
 def _why_unknown(header: dict[str, Any]) -> str:

@@ -4,8 +4,8 @@ A writer is not a rank. Two Meters one after the other in one program are one ra
 the same time that both claim rank 0 are two. Rows of one rank are a lane, and what is counted "per
 rank" is counted per lane.
 
-Of a large training not all rows are in memory. Code that reads them goes lane by lane and keeps
-none; a column over all lanes can be had, at its full size.
+The columns of a large training are not in memory. Each is read when it is asked for, of one lane or
+of all lanes; nobody keeps it.
 """
 
 from __future__ import annotations
@@ -332,42 +332,18 @@ def _is_in_order(lane: Mask, start_ns: FloatArray) -> bool:
     return bool((lane[1:] >= lane[:-1]).all() and (~same | (start_ns[1:] >= start_ns[:-1])).all())
 
 
-# Sums over lanes. An array over all rows would be as large as a column, for every metric. So an
-# amount is a function of a lane, added up over all lanes or over blocks of rows for an interval.
-
-
-@dataclass(frozen=True, slots=True)
-class RowAmounts:
-    """An amount (tokens, seconds) of each row of some steps."""
-
-    rows: Steps
-    of: Callable[[Steps], FloatArray]  # one lane's
-
-    def __iter__(self) -> Iterator[FloatArray]:
-        return (self.of(lane) for lane in self.rows.lanes)
-
-    def sum(self) -> float:
-        """The sum over all rows."""
-        return sum(float(amounts.sum()) for amounts in self)
-
-    def any(self) -> bool:
-        """Whether any row has an amount other than 0."""
-        return any(bool(amounts.any()) for amounts in self)
-
-
-def interval_in_order(top: RowAmounts, bottom: RowAmounts) -> tuple[float, float] | None:
+def interval_in_order(top: FloatArray, bottom: FloatArray) -> tuple[float, float] | None:
     """The 95 % interval of a ratio of sums, from blocks of rows as they lie, rank after rank."""
-    cuts = cuts_of(len(top.rows))
+    cuts = cuts_of(len(top))
     if cuts is None:
         return None
-    sums = np.zeros((2, len(cuts) + 1))
-    first = 0
-    for above, below in zip(top, bottom, strict=True):
-        block = np.searchsorted(cuts, np.arange(first, first + len(above)), side="right")
-        for total, amounts in zip(sums, (above, below), strict=True):
-            total += np.bincount(block, weights=amounts, minlength=len(total))
-        first += len(above)
-    return interval_of(sums[0], sums[1])
+    block = np.searchsorted(cuts, np.arange(len(top)), side="right")
+    return interval_of(_sums(block, top), _sums(block, bottom))
+
+
+def _sums(block: Array, amounts: FloatArray) -> FloatArray:
+    """The sum of each block; `block`: the number of each row's."""
+    return np.asarray(np.bincount(block, weights=amounts), dtype=np.float64)
 
 
 class Timed:
@@ -375,27 +351,23 @@ class Timed:
 
     def __init__(self, rows: Steps, window: TrainingWindow) -> None:
         """`window`: what the rows are over, from the start of the first block on."""
-        self._blocks: list[Array] = []  # of each lane: the block of each row, in a byte
+        self._block: Array = np.empty(0, dtype=np.uint8)  # of each row
         self._lasted_s: FloatArray = np.empty(0)
         cuts = cuts_of(len(rows))
         if cuts is None:
             return
-        ends_ns = np.concatenate([lane.columns["end_ns"] for lane in rows.lanes])
+        ends_ns = rows.columns["end_ns"]
         order = np.argsort(ends_ns, kind="stable")
         edges_ns = ends_ns[order[np.append(cuts, len(rows)) - 1]]
         passed = window.elapsed_ns(np.append(window.start_ns, edges_ns))
         # The window of requests goes on after the last row, until failed ones have settled.
         passed[-1] = max(passed[-1], window.elapsed_ns(np.array([window.end_ns]))[0])
         self._lasted_s = np.diff(passed) / NS_PER_S
-        block = np.empty(len(rows), dtype=np.uint8)
-        block[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-        self._blocks = np.split(block, np.cumsum([len(lane) for lane in rows.lanes])[:-1])
+        self._block = np.empty(len(rows), dtype=np.uint8)
+        self._block[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
 
-    def interval(self, amounts: RowAmounts) -> tuple[float, float] | None:
+    def interval(self, amounts: FloatArray) -> tuple[float, float] | None:
         """The 95 % interval of amounts over time; None if there are too few rows."""
-        if not self._blocks:
+        if not len(self._block):
             return None
-        sums = np.zeros(len(self._lasted_s))
-        for block, lane_amounts in zip(self._blocks, amounts, strict=True):
-            sums += np.bincount(block, weights=lane_amounts, minlength=len(sums))
-        return interval_of(sums, self._lasted_s)
+        return interval_of(_sums(self._block, amounts), self._lasted_s)
