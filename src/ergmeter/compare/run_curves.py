@@ -65,8 +65,9 @@ class RunProgress:
             lane = evidence.work.longest
             return self._made(lane, steps_in(lane), t_s)
         amounts, _, _ = tokens(evidence, evidence.work)
-        made = np.zeros(len(t_s))
-        for lane, own in zip(evidence.work.lanes, amounts, strict=True):
+        made, lanes = np.zeros(len(t_s)), evidence.work.lanes
+        by_lane = np.split(amounts, np.cumsum([len(lane) for lane in lanes])[:-1])
+        for lane, own in zip(lanes, by_lane, strict=True):
             made += self._made(lane, own, t_s)
         return made
 
