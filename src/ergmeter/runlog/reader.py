@@ -190,16 +190,11 @@ class Run:
         ends = [mark.detail for mark in self.marks if mark.name == "ended"]
         if ends:
             return ends[-1]
-        if self.is_written:
+        if is_written(self):
             return RUNNING
         if self.writers and all(writer.closed for writer in self.writers):
             return FINISHED
         return CUT_OFF
-
-    @property
-    def is_written(self) -> bool:
-        """True if a writer that has not closed its share is alive."""
-        return any(is_alive(w.directory, w.header) for w in self.writers if not w.closed)
 
     @property
     def start_ns(self) -> int:
@@ -403,3 +398,8 @@ class Run:
                 message = f"{path}: line {number} is not a mark"
                 (self.torn if number == len(lines) else self.damage).append(message)
         return tuple(marks)
+
+
+def is_written(run: Run) -> bool:
+    """True if a writer that has not closed its share is alive."""
+    return any(is_alive(w.directory, w.header) for w in run.writers if not w.closed)

@@ -67,10 +67,10 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
 
 def _is_over(run: Path) -> bool:
     """True if the run has writers and none is alive."""
-    from ergmeter.runlog.reader import Run  # noqa: PLC0415  numpy and pyarrow
+    from ergmeter.runlog.reader import Run, is_written  # noqa: PLC0415  numpy and pyarrow
 
     opened = Run.open(run)
-    return bool(opened.writers) and not opened.is_written
+    return bool(opened.writers) and not is_written(opened)
 
 
 class _Segment:
