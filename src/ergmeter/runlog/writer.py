@@ -154,9 +154,10 @@ class Writer:
             **header,
             "devices": [asdict(device) for device in devices],
         }
-        with replacing(self.directory) as part:
-            part.mkdir()
-            (part / fmt.WRITER_FILE).write_text(self._header_text())
+        staging = run / f".{self.id}"
+        staging.mkdir()
+        (staging / fmt.WRITER_FILE).write_text(self._header_text())
+        staging.rename(self.directory)
         self._marks_fd = os.open(
             self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o644
         )
