@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FOLDER = ".hook"
 FLUSH_LINES = "ERGMETER_FLUSH_LINES"  # set: the hook has standard output flushed line by line
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
-_DEAF = {"I": "isolated mode", "E": "which ignores PYTHONPATH", "S": "which loads no site"}
 _OLDEST = (3, 10)
-_TAKE_A_VALUE = "WXcm"  # what follows -c or -m is the program's own
+_NO_REPORT = (
+    "no Python that loads the hook was started by it (one with -I, -E or -S does not: run it"
+    " without)"
+)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -29,7 +31,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def why_no_steps(run: Path, command: Sequence[str]) -> str:
+def why_no_steps(run: Path) -> str:
     """Why the hook saw no step in any process of the command."""
     reports = [_hook_report(path) for path in sorted((run / FOLDER).glob("*"))]
     attached = {name for report in reports for name in report.get("attached", [])}
@@ -39,7 +41,7 @@ def why_no_steps(run: Path, command: Sequence[str]) -> str:
     if "torch" in attached:
         return "no optimizer of torch stepped in it"
     if not reports:
-        return _no_report_reason(command)
+        return _NO_REPORT
     if any("yes" in report.get("ergmeter", []) for report in reports):
         return "its Python loaded no torch"
     return _without(reports[0])
@@ -53,24 +55,6 @@ def _without(report: Mapping[str, list[str]]) -> str:
         f"the hook can't look into {python}, which has no ergmeter"
         f" (cure: {shlex.quote(python)} -m pip install ergmeter)"
     )
-
-
-def _no_report_reason(command: Sequence[str]) -> str:
-    """Why no Python reported that it loaded the hook."""
-    if not Path(command[0]).name.startswith(("python", "pypy")):
-        return "no Python that loads the hook was started by it (one with -I, -E or -S does not)"
-    for word in command[1:]:
-        if not word.startswith("-") or word.startswith("--"):
-            break
-        for letter in word[1:]:
-            if letter in _DEAF:
-                return (
-                    f"the hook can't look into a Python with -{letter} ({_DEAF[letter]});"
-                    f" run it without -{letter}"
-                )
-            if letter in _TAKE_A_VALUE:
-                break
-    return "its Python did not load the hook"
 
 
 def _hook_report(path: Path) -> dict[str, list[str]]:

@@ -326,7 +326,7 @@ def record(request: RecordRequest) -> Recording:
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
     if measured and not reader.steps and not _has_steps(run):
-        why = hook.why_no_steps(run, request.command) if request.hook else ""
+        why = hook.why_no_steps(run) if request.hook else ""
         failed = _ended(code).replace("killed", "was killed") if code else ""
         if (nothing := unrecognised(reader, why, failed)) is not None:
             meter.record(nothing)
