@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,13 +31,11 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import FrameType
 
     from ergmeter.load.answer import Answer
     from ergmeter.load.request_body import Asking, FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +98,9 @@ class Interruption:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._stop: Callable[[], object] | None = None
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interruption:
-        try:
-            self._before = {
-                signal_number: signal.signal(signal_number, self._on_signal)
-                for signal_number in _SIGNALS
-            }
-        except ValueError:  # not the main thread: the program around us handles its signals
-            self._before = {}
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        for signal_number, handler in self._before.items():
-            signal.signal(signal_number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: object) -> None:
+        """End the sending; at the second signal the program."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number

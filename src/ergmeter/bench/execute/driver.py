@@ -10,19 +10,18 @@ from the caller; cells without any are counted as unknown.
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import psutil
 
+from ergmeter import signals
 from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
@@ -30,9 +29,6 @@ from ergmeter.bench.execute.outcome import CellOutcome, Status
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.compare.entry import FAILED
 from ergmeter.errors import ErgmeterError
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 POLL_S = 0.2
 _END_S = 60.0  # longer than a runner gives its cell to end
@@ -153,7 +149,8 @@ def drive(
     earlier = {cell.index for cell in progress.running}
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
     at = PendingCells(set(watched) - earlier, set())
-    with _interruptible() as interrupted:
+    interrupted: list[int] = []
+    with signals.handled(lambda number, _frame: interrupted.append(number)):
         running = [(cell, state.directory_of(out, cell)) for cell in progress.running]
         launcher.take_over(running)
         launcher.submit(cells)
@@ -230,22 +227,6 @@ def _end_here(directory: Path) -> None:
         with suppress(psutil.Error):
             process.terminate()
             process.wait(timeout=_END_S)
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """A list that has something in it once Ctrl-C or SIGTERM came."""
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # Expected durations.

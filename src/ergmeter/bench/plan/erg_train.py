@@ -24,36 +24,28 @@ FILE = "train.yaml"
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+# FMS's arguments that `erg train` has under the same name, by section, and under another one.
+_SAME_NAME = {
+    "model": ("max_seq_len", "trust_remote_code", "attn_implementation"),
+    "data": ("packing",),
+    "train": (
+        *("max_steps", "warmup_ratio", "warmup_steps", "weight_decay", "max_grad_norm", "fp16"),
+        *("bf16", "optim", "gradient_checkpointing", "evaluation_strategy", "eval_steps"),
+        *("save_strategy", "save_steps", "save_total_limit", "logging_steps"),
+    ),
+}
 KEYS = {
     "model_name_or_path": "model.name",
-    "max_seq_len": "model.max_seq_len",
     "max_seq_length": "model.max_seq_len",
-    "trust_remote_code": "model.trust_remote_code",
-    "attn_implementation": "model.attn_implementation",
-    "packing": "data.packing",
+    **{name: f"{section}.{name}" for section, names in _SAME_NAME.items() for name in names},
     "training_data_path": "data.train_path",
     "validation_data_path": "data.val_path",
     "per_device_train_batch_size": "train.batch_size",
     "gradient_accumulation_steps": "train.grad_accum",
     "num_train_epochs": "train.epochs",
-    "max_steps": "train.max_steps",
     "learning_rate": "train.lr",
     "lr_scheduler_type": "train.lr_scheduler",
-    "warmup_ratio": "train.warmup_ratio",
-    "warmup_steps": "train.warmup_steps",
-    "weight_decay": "train.weight_decay",
-    "max_grad_norm": "train.max_grad_norm",
-    "fp16": "train.fp16",
-    "bf16": "train.bf16",
-    "optim": "train.optim",
-    "gradient_checkpointing": "train.gradient_checkpointing",
-    "evaluation_strategy": "train.evaluation_strategy",
     "eval_strategy": "train.evaluation_strategy",
-    "eval_steps": "train.eval_steps",
-    "save_strategy": "train.save_strategy",
-    "save_steps": "train.save_steps",
-    "save_total_limit": "train.save_total_limit",
-    "logging_steps": "train.logging_steps",
     "dataloader_num_workers": "train.dataloader_workers",
     "r": "tuning.lora.r",
     "lora_alpha": "tuning.lora.alpha",

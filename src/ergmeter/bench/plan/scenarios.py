@@ -256,15 +256,8 @@ def _merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in {**remaining, **arguments}.items() if value is not None}
 
 
-def _contents_path(path: Path | None, *, beside: Path) -> Path | None:
-    """The list of frameworks: given, beside the scenarios, or where the original has it."""
-    if path is not None:
-        return path
-    return next((at for at in contents_places(beside) if at.is_file()), None)
-
-
 def contents_places(beside: Path) -> tuple[Path, ...]:
-    """Where it is looked for."""
+    """Where the list of frameworks is: beside the scenarios, or where the original has it."""
     return tuple(at / CONTENTS for at in (beside.parent, beside.parent / _SAMPLES))
 
 
@@ -479,7 +472,8 @@ def read_scenarios(
     if defaults is None and settings.defaults is not None:
         defaults = path.parent / settings.defaults
     default_arguments = _default_arguments(defaults, beside=path)
-    listed_in = _contents_path(contents, beside=path)
+    places = (at for at in contents_places(path) if at.is_file())
+    listed_in = next(places, None) if contents is None else contents
     return Scenarios(
         path=path,
         scenarios=tuple(

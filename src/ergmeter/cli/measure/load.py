@@ -205,6 +205,7 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
     """
     import asyncio
 
+    from ergmeter import signals
     from ergmeter.load import level, request_body
 
     asking, prompts, why_no_energy = _what(options)
@@ -217,7 +218,8 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
         request_body.prepare(asking, prompts, prompt_tokens=options["prompt_tokens"])
     )
     done: list[tuple[LevelPlan, LevelOutcome]] = []
-    with level.Interruption() as interruption:
+    interruption = level.Interruption()
+    with signals.handled(interruption.on_signal):
         for pace, extent in zip(paces, extents, strict=True):
             warmup = options["warmup"]
             plan = level.LevelPlan(

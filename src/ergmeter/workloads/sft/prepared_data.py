@@ -14,7 +14,6 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -334,7 +333,11 @@ class _Making:
             elif config.has_validation:
                 held_out = builtin(longest=self.longest)[1]
         else:
-            examples, held_out = _read(data.train_path, data.val_path, self.longest)
+            if data.train_path is None:
+                examples, held_out = builtin(longest=self.longest)
+            else:
+                examples = read(data.train_path)
+                held_out = read(data.val_path) if data.val_path else None
             examples = examples[: data.limit] if data.limit else examples
             self.documents = len(examples)
             train = self._made(examples, as_blocks=as_blocks, of="")
@@ -397,14 +400,6 @@ class _Making:
         self.notes += [of + line for line in cut.lines]
         is_packed = self._config.data.packing
         return packed(documents, longest=self.longest) if is_packed else documents
-
-
-def _read(
-    train: Path | None, val: Path | None, longest: int
-) -> tuple[list[Example], list[Example] | None]:
-    if train is None:
-        return builtin(longest=longest)
-    return read(train), None if val is None else read(val)
 
 
 # Token counts of an epoch: computed, real and loss-bearing. A padded batch can be half padding, and

@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergmeter import signals
 from ergmeter.errors import PluginError
 
 if TYPE_CHECKING:
@@ -73,25 +73,14 @@ def run(
     for change in (*changes, f"seed={turn.seed}", f"train.output_dir={turn.output_dir}"):
         words += ["--set", change]
     child = subprocess.Popen([interpreter(turn.config), "-m", "ergmeter", *words])
-    with _passes_on(child):
-        code = child.wait()
-    return 128 - code if code < 0 else code
 
-
-@contextmanager
-def _passes_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forwards SIGTERM to the child, which then saves. It gets a terminal's Ctrl-C itself."""
-
-    def heard(number: int, _frame: object) -> None:
-        if number == signal.SIGTERM:
+    def pass_on(number: int, _frame: object) -> None:
+        if number == signal.SIGTERM:  # on which it saves; it gets a terminal's Ctrl-C itself
             child.send_signal(number)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
+    with signals.handled(pass_on):
+        code = child.wait()
+    return 128 - code if code < 0 else code
 
 
 def interpreter(config: SftConfig) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ergmeter import signals
 from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
@@ -58,7 +59,6 @@ def warning() -> str | None:
 
 
 _MODELS = Path("outputs/models")  # where models of our own are kept, once made
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def run(
 ) -> TrainingOutcome:
     """Runs the training of a configuration. Raises UsageError before it starts."""
     stopping = _Stopping()
-    with stopping.listens():
+    with signals.handled(stopping.on_signal):
         trainers.check(config)
         if config.metrics.enable_energy_logging:
             ledger.check(config.metrics.results_csv)
@@ -166,23 +166,6 @@ class _Stopping:
         self._is_waiting = False
 
     @contextmanager
-    def listens(self) -> Iterator[None]:
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        try:
-            # One that was ignored outside (nohup, a shell's background job) stays so.
-            for number, handler in before.items():
-                if handler is not signal.SIG_IGN:
-                    signal.signal(number, self._heard)
-        except ValueError:  # not the main thread: the program around us handles its signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
     def waits(self) -> Iterator[None]:
         """Lets the first signal set `by` instead of ending the process."""
         self._is_waiting = True
@@ -191,7 +174,8 @@ class _Stopping:
         finally:
             self._is_waiting = False
 
-    def _heard(self, number: int, _frame: object) -> None:
+    def on_signal(self, number: int, _frame: object) -> None:
+        """Note the first signal, or end the process."""
         if self.by is not None or not self._is_waiting:
             raise SystemExit(128 + number)
         self.by = number

@@ -1,0 +1,32 @@
+"""Handles signals for as long as a block of code runs."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Have SIGINT and SIGTERM call the handler within the block, and what they did before after it.
+
+    One that is ignored (nohup, a shell's background job) stays so. Outside of the main thread
+    nothing changes: the program around us handles its signals.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number, previous in before.items():
+            if previous is not signal.SIG_IGN:
+                signal.signal(number, handler)
+    except ValueError:  # not the main thread
+        before = {}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
