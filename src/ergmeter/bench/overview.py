@@ -60,23 +60,20 @@ class Varying:
     def __init__(self) -> None:
         self._first: dict[str, Value] = {}
         self.differ: set[str] = set()  # those with several values
-        self._there: Counter[str] = Counter()
-        self._number = 0
+        self._in_all: set[str] | None = None
 
     def add(self, settings: Mapping[str, Value]) -> None:
         """Add the settings of a cell."""
-        self._number += 1
+        self._in_all = {*settings} if self._in_all is None else self._in_all & settings.keys()
         for name, value in settings.items():
-            self._there[name] += 1
             if self._first.setdefault(name, value) != value:
                 self.differ.add(name)
 
     @property
     def names(self) -> list[str]:
         """Those that differ, or that only some cells have."""
-        return [
-            name for name in self._first if name in self.differ or self._there[name] < self._number
-        ]
+        constant = (self._in_all or set()) - self.differ
+        return [name for name in self._first if name not in constant]
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:

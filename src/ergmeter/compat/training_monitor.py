@@ -450,7 +450,10 @@ class TrainingMonitor(Guarded):
         }
         step_s = None
         if self._start_ns is not None:  # else its beginning, and so its duration, is unknown
-            self._tell(self._start_ns, end_ns, entry, masked)
+            micro_steps = self.settings.micro_steps
+            counts = [masked.counts(micro_steps)] if masked is not None else []
+            self._training.stepped(self._start_ns, end_ns, counts, micro_steps=micro_steps)
+            self._training.logged({n: entry[n] for n in ("loss", "learning_rate", "grad_norm")})
             step_s = None if self._holds_evaluation else (end_ns - self._start_ns) / 1e9
         entry |= {"step_time": step_s, "timestamp": time.time()}
         if real_time_flops is not None:
@@ -581,15 +584,6 @@ class TrainingMonitor(Guarded):
         """Start the next step's clock, last: the cost of logging is in no step."""
         self._holds_evaluation = False
         self._start_ns = time.monotonic_ns()
-
-    def _tell(
-        self, start_ns: int, end_ns: int, entry: Mapping[str, Any], masked: Masked | None
-    ) -> None:
-        """Add the step to the run."""
-        micro_steps = self.settings.micro_steps
-        counts = [masked.counts(micro_steps)] if masked is not None else []
-        self._training.stepped(start_ns, end_ns, counts, micro_steps=micro_steps)
-        self._training.logged({n: entry[n] for n in ("loss", "learning_rate", "grad_norm")})
 
     def _settle(self, *, wait: bool = False) -> None:
         """Finish the steps whose tokens are here, in order."""

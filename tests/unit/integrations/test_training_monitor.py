@@ -417,7 +417,8 @@ def test_a_mask_on_a_device_is_not_waited_for_and_steps_stay_in_order(
     masks: Any = [Masked(1, 8, None, None, first), Masked(1, 8, 4, 16, None)]  # type: ignore[arg-type]
     masks += [Masked(1, 8, None, None, OnItsWay(2, 4))]  # type: ignore[arg-type]
     monkeypatch.setattr(Masked, "of", lambda *_, **__: masks.pop(0))
-    monkeypatch.setattr(monitor, "_tell", lambda *_: None)
+    monkeypatch.setattr(Masked, "counts", lambda *_: None)
+    monkeypatch.setattr(monitor._training, "stepped", lambda *_, **__: None)
     monitor.start_training()
     for step in (1, 2):
         time.sleep(0.001)

@@ -155,7 +155,9 @@ def drive(
         launcher.take_over(running)
         launcher.submit(cells)
         while watched and not interrupted:
-            _check_directory(out, launcher)
+            if not (out / state.PLAN).exists():
+                launcher.cancel()
+                raise ErgmeterError(f"{out} was moved or deleted; its cells were ended")
             if not launcher.waits or not earlier & set(watched):
                 at = launcher.poll()
             progress.rests_s = at.rests_s
@@ -177,12 +179,6 @@ def drive(
                 _looked_at(out, progress, cell, is_held=False)
         tell(progress)
     return False
-
-
-def _check_directory(out: Path, launcher: Launcher) -> None:
-    if not (out / state.PLAN).exists():
-        launcher.cancel()
-        raise ErgmeterError(f"{out} was moved or deleted; its cells were ended")
 
 
 def _looked_at(out: Path, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:

@@ -111,10 +111,8 @@ def secret_warning(words: Iterable[str], *, scenario: str) -> str:
 
 def secret_variables(environment: Mapping[str, str], *, scenario: str) -> dict[str, str]:
     """A scenario's keys, by the variables in which they are handed on."""
-    there = environment.items()
-    return {
-        _hidden_variable(scenario, name): value for name, value in there if is_secret(name, value)
-    }
+    keys = {name: value for name, value in environment.items() if is_secret(name, value)}
+    return {_hidden_variable(scenario, name): value for name, value in keys.items()}
 
 
 def export_secrets(variables: Mapping[str, str]) -> None:

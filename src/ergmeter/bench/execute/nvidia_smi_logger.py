@@ -161,10 +161,9 @@ class _Log:
     def begin(self, query: Query, environment: Mapping[str, str]) -> None:
         """Start it and wait for its first reading, which is what was there before the cell."""
         program = shutil.which(PROGRAM, path=environment.get("PATH"))
-        if program is None:
-            self._say(lack(environment.get("PATH")))
-            return
         try:
+            if program is None:
+                raise NotMeasurable(lack(environment.get("PATH")))
             there = _all_gpus()
             gpus = devices(environment, there)
         except NotMeasurable as error:

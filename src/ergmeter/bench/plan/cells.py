@@ -161,14 +161,13 @@ class BenchPlan:
     source: str
     cells: tuple[Cell, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    version: int = VERSION
     keys: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
-            "version": self.version,
+            "version": VERSION,
             "source": self.source,
             "settings": dict(self.settings),
             "cells": [cell.to_json() for cell in self.cells],

@@ -356,6 +356,8 @@ def trainer(
     config: SftConfig, loaded: LoadedModel, data: Prepared, *, callbacks: Sequence[object]
 ) -> Any:  # noqa: ANN401
     """A Trainer that is ready to train this model on this data."""
+    import transformers  # noqa: PLC0415  after Unsloth, where that is asked for
+
     kind, arguments_kind, more = _kinds(config)
     arguments = training_arguments(config, arguments_kind, examples=len(data.train))
     for name, value in more.items():
@@ -367,10 +369,12 @@ def trainer(
         eval_dataset=data.evaluation if config.train.evaluation_strategy != "no" else None,
         data_collator=data.collate,
         processing_class=loaded.tokenizer,
-        callbacks=[*callbacks, *_stopping(config)],
+        callbacks=list(callbacks),
     )
+    if config.train.early_stopping_patience is not None:
+        made.add_callback(transformers.EarlyStoppingCallback(config.train.early_stopping_patience))
     # transformers prints every log as a dict; the progress bar shows the same.
-    made.remove_callback(importlib.import_module("transformers").PrinterCallback)
+    made.remove_callback(transformers.PrinterCallback)
     return made
 
 
@@ -388,12 +392,3 @@ def _kinds(config: SftConfig) -> tuple[Any, Any, dict[str, Any]]:
     # What is handed over is tokenised, cut and packed already.
     prepared = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None}
     return trl.SFTTrainer, trl.SFTConfig, prepared
-
-
-def _stopping(config: SftConfig) -> list[object]:
-    patience = config.train.early_stopping_patience
-    if patience is None:
-        return []
-    from transformers import EarlyStoppingCallback  # noqa: PLC0415
-
-    return [EarlyStoppingCallback(early_stopping_patience=patience)]
