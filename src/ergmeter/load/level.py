@@ -209,7 +209,8 @@ class _RequestLog:
             self._write(answer, requests.failed_as(answer.failure), answer.end_ns)
         else:
             self.outcome.answered += 1
-            self._count_usage(answer)
+            self.outcome.no_usage += self.counts_tokens and answer.generated_tokens is None
+            self.outcome.zero_usage += answer.generated_tokens == 0  # an answer has text
             self._spans(answer)
             self._write(answer, requests.ANSWERED, answer.end_ns)
         self.tell(self.outcome)
@@ -227,11 +228,6 @@ class _RequestLog:
         waited_s = (t_ns - answer.offered_ns) / NS_PER_S
         self.meter.record(Reported(t_ns, name, waited_s, "s"))
         self.file.write(json.dumps(_line(answer)) + "\n")
-
-    def _count_usage(self, answer: Answer) -> None:
-        if self.counts_tokens and answer.generated_tokens is None:
-            self.outcome.no_usage += 1
-        self.outcome.zero_usage += answer.generated_tokens == 0  # an answer has text
 
     def _spans(self, answer: Answer) -> None:
         # Never a mixture: chunks stand in for tokens nowhere in these columns.

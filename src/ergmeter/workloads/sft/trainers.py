@@ -105,11 +105,6 @@ def compute_dtype(config: SftConfig) -> torch.dtype:
     return torch.float16 if config.train.fp16 else torch.float32
 
 
-def _weights_dtype(config: SftConfig) -> torch.dtype:
-    """Frozen weights lie in the type they are used in; trained ones in fp32, with autocast."""
-    return torch.float32 if config.tuning.mode == "full" else compute_dtype(config)
-
-
 def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
     import transformers  # noqa: PLC0415  after Unsloth, where that is asked for
 
@@ -118,7 +113,9 @@ def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
         "causal": transformers.AutoModelForCausalLM,
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
     }
-    options: dict[str, Any] = {"dtype": _weights_dtype(config)}
+    # Frozen weights lie in the type they are used in; trained ones in fp32, with autocast.
+    dtype = torch.float32 if config.tuning.mode == "full" else compute_dtype(config)
+    options: dict[str, Any] = {"dtype": dtype}
     if config.model.attn_implementation:
         options["attn_implementation"] = config.model.attn_implementation
     if config.tuning.bits:
