@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,13 +137,11 @@ def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
 
 @contextmanager
 def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
-    from rich.console import Console
-
     what = f"{config.model.name} with {config.tuning.backend}"
-    if quiet or not Console(stderr=True).is_terminal:
-        yield (lambda _tick: None) if quiet else _lines(what)
+    if not quiet and not sys.stderr.isatty():
+        yield _lines(what)
         return
-    with progress_bar(what, quiet=False, refresh_per_second=2, time="remaining") as show:
+    with progress_bar(what, quiet=quiet, refresh_per_second=2, time="remaining") as show:
 
         def tell(tick: TrainingProgress) -> None:
             loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"

@@ -93,9 +93,18 @@ def with_colours(spec: Any, theme: str) -> Any:  # noqa: ANN401  whatever JSON c
     return spec
 
 
-def style_variables(theme: str) -> str:
-    """Return the colours as CSS declarations."""
-    return "".join(f"--{name}:{colour};" for name, colour in THEMES[theme].items())
+def theme_css() -> str:
+    """Return the colours as CSS variables, by the reader's choice of a theme or the system's."""
+    light, dark = (
+        f"color-scheme:{theme};"
+        + "".join(f"--{name}:{colour};" for name, colour in colours.items())
+        for theme, colours in THEMES.items()
+    )
+    return (
+        f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        f":root[data-theme=light]{{{light}}}:root[data-theme=dark]{{{dark}}}"
+        f"@media print{{:root,:root[data-theme]{{{light}}}}}"
+    )
 
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))

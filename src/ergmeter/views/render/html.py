@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.atomic_write import cached_text
 from ergmeter.errors import PluginError
 from ergmeter.version import __version__
-from ergmeter.views.charts.chart import config, style_variables
+from ergmeter.views.charts.chart import config, theme_css
 from ergmeter.views.charts.plots import converter, vega_lite_version
 from ergmeter.views.document import (
     VERDICTS,
@@ -89,7 +89,8 @@ def html(document: Document) -> str:
         ],
     }
     library = vega() if chart_data["charts"] else ""
-    script, style = _file("drawing.js") + _file("page.js"), _style()
+    script = _file("drawing.js") + _file("page.js")
+    style = theme_css() + _file("page.css")
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)};"
         f" style-src {_hash(style)}; img-src data:;"
@@ -211,17 +212,6 @@ def vega() -> str:
 
 def _file(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
-
-
-def _style() -> str:
-    light, dark = style_variables("light"), style_variables("dark")
-    return (
-        f":root{{color-scheme:light;{light}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
-        f":root[data-theme=light]{{color-scheme:light;{light}}}"
-        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}"
-        f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}" + _file("page.css")
-    )
 
 
 def _hash(content: str) -> str:

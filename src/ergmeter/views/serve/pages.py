@@ -56,7 +56,7 @@ def asset(name: str) -> Asset:
     """Return a static file by name."""
     text = _read(__package__, f"static/{name}")
     if name == "app.css":
-        text = _colours() + _read("ergmeter.views.html", "page.css") + text
+        text = chart.theme_css() + _read("ergmeter.views.html", "page.css") + text
     if name == "app.js":
         text = _read("ergmeter.views.html", "drawing.js") + text
     return _packed(text.encode(), name)
@@ -110,14 +110,6 @@ def _bundle_version() -> str:
 
 def _read(package: str, path: str) -> str:
     return resources.files(package).joinpath(path).read_text(encoding="utf-8")
-
-
-def _colours() -> str:
-    light, dark = (f"color-scheme:{theme};{chart.style_variables(theme)}" for theme in chart.THEMES)
-    return (
-        f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-    )
 
 
 _NAV = {"/": "Runs", "/benches": "Benches", "/ledgers": "Ledgers"}
