@@ -65,7 +65,11 @@ def command(
         _check_free(target, option=option, force=force)
     if out is not None and badge is not None and out.resolve() == badge.resolve():
         raise UsageError(f"{out} is for the card and for the badge; name another file")
-    _check_one(run)
+    several = len(run.trainings)
+    if several > 1:
+        raise UsageError(
+            f"{several} trainings in this run: a card is of one: --training 1 (to {several})"
+        )
     summary = summarize(run, settings, flops=flops)
     all_steps = _over_all_steps(run, settings, flops, summary)
     declared = settings_of(run, settings)
@@ -95,14 +99,6 @@ def _over_all_steps(
         settings, warmup=None, warmup_s=None, warmup_steps=0, window=UNBROKEN
     )
     return summarize(run, all_of_it, flops=flops)
-
-
-def _check_one(run: Run) -> None:
-    several = len(run.trainings)
-    if several > 1:
-        raise UsageError(
-            f"{several} trainings in this run: a card is of one: --training 1 (to {several})"
-        )
 
 
 def _check_free(path: Path | None, *, option: str, force: bool) -> None:

@@ -43,8 +43,6 @@ _OF_JOULES = (
 )
 WATERFALL = "from the peak to what was achieved"
 CHANGES = "most worth trying"
-NOT_TOLD = "not told apart"
-RECORD_NEXT = "to record next time"
 
 
 def share(block: LossBlock) -> str:
@@ -232,8 +230,8 @@ def document(run: Run, explanation: Explanation) -> Document:
     sections = [
         Section("waterfall-section", "the waterfall", (*waterfall, *remark_notes(explanation))),
         Section("changes", CHANGES, change_table(explanation)),
-        Section("not-told", NOT_TOLD, _items(causes)),
-        Section("record-next", RECORD_NEXT, _items(explanation.record_next)),
+        Section("not-told", "not told apart", _items(causes)),
+        Section("record-next", "to record next time", _items(explanation.record_next)),
         Section("evidence", "evidence", _evidence(explanation)),
     ]
     return Document(

@@ -287,23 +287,16 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     options = CompareOptions(group_by=tuple(group_by), anyway=anyway)
     entries = read_entries([Path(path) for path in paths], keys=comparison.figures_needed(options))
     outcome = comparison.compare(entries, options)
-    heads = {measure.key: head(measure) for measure in outcome.measures}
-    cells = [
-        {
-            measure.key: " ".join(compare.cell(outcome, g, measure)).strip()
-            for measure in outcome.measures
-        }
-        for g in outcome.groups
-    ]
-    words = [[line for _, line in compare.beside_verdicts(pair)] for pair in outcome.pairs]
-    titles = [compare.title(pair) for pair in outcome.pairs]
-    front = front_in_words(outcome.front) if outcome.front else None
+    measures = outcome.measures
     texts = {
-        "heads": heads,
-        "cells": cells,
-        "titles": titles,
-        "around": words,
-        "front": front,
+        "heads": {measure.key: head(measure) for measure in measures},
+        "cells": [
+            {each.key: " ".join(compare.cell(outcome, group, each)).strip() for each in measures}
+            for group in outcome.groups
+        ],
+        "titles": [compare.title(pair) for pair in outcome.pairs],
+        "around": [[line for _, line in compare.beside_verdicts(pair)] for pair in outcome.pairs],
+        "front": front_in_words(outcome.front) if outcome.front else None,
         "signs": compare.SIGNS,
     }
     over = course_charts(compared_curves(outcome.groups), outcome.groups)
@@ -332,8 +325,8 @@ def bench(path: str, root: str) -> bytes:
 
 def ledger(path: str, root: str) -> bytes:
     """Return the readable rows of an energy ledger, and why others are not."""
-    entries_read = read_ledger(Path(path), argument=path)
-    entries = entries_read.ended_well
+    source = read_ledger(Path(path), argument=path)
+    entries = source.ended_well
     facts = list(dict.fromkeys(name for entry in entries for name in entry.facts))
     keys = list(dict.fromkeys(key for entry in entries for key in entry.figures))
     rows = [
@@ -346,8 +339,8 @@ def ledger(path: str, root: str) -> bytes:
         for entry in entries
     ]
     body = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
-    tables = {"table": ledger_table(entries), "left_out": list(entries_read.unused)}
-    return _packed_json({**body, **tables}, root)
+    body |= {"table": ledger_table(entries), "left_out": list(source.unused)}
+    return _packed_json(body, root)
 
 
 def _remaining_json(evidence: Evidence) -> dict[str, Any]:
