@@ -292,10 +292,8 @@ def _cell(column: TableColumn, cell: str) -> Text:
 
 def bar(low: float, high: float) -> str:
     """Return the segment of a bar at its position; at least one mark."""
-    first, last = (
-        math.floor(max(0.0, low) * _BAR_CELLS + 0.5),
-        math.floor(min(1.0, high) * _BAR_CELLS + 0.5),
-    )
+    first = math.floor(max(0.0, low) * _BAR_CELLS + 0.5)
+    last = math.floor(min(1.0, high) * _BAR_CELLS + 0.5)
     if last > first:
         return " " * first + "#" * (last - first)
     return " " * min(first, _BAR_CELLS - 1) + "|"

@@ -281,7 +281,8 @@ def _has_place(run: Run, summary: Summary, key: str) -> bool:
     if not isinstance(reading, Reading):
         return reading is not None and key in _expected(run, summary)
     if key == "overhead.cpu_frac":
-        return _is_long(summary)
+        run_s = summary.readings["time.run_s"]
+        return isinstance(run_s, Reading) and run_s.value >= _OWN_COST_FROM_S
     return not _is_nothing(key, reading)
 
 
@@ -293,11 +294,6 @@ def _expected(run: Run, summary: Summary) -> list[str]:
     if isinstance(summary.readings["latency.ttft_median_s"], Reading):  # inference has no steps
         expected = [key for key in expected if key != "time.step_s"]
     return expected
-
-
-def _is_long(summary: Summary) -> bool:
-    lasted = summary.readings["time.run_s"]
-    return isinstance(lasted, Reading) and lasted.value >= _OWN_COST_FROM_S
 
 
 def _absent(run: Run, summary: Summary) -> Iterator[Note]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Kind = Literal["run", "bench", "ledger"]
-Stamp = str
 
 _DEPTH = 4
 _MOST_DIRECTORIES = 20_000
@@ -55,7 +54,7 @@ class Folder:
     left_out: list[str] = field(default_factory=list)
     _items: dict[str, ServedItem] = field(default_factory=dict)
     _scanned_s: float = float("-inf")
-    _stamps: dict[str, tuple[float, Stamp, int]] = field(default_factory=dict)  # with the size
+    _stamps: dict[str, tuple[float, str, int]] = field(default_factory=dict)  # with the size
     _scanning: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class Folder:
         item = self._items.get(id)
         return item if item is not None and item.kind == kind else None
 
-    def stamp(self, item: ServedItem) -> Stamp:
+    def stamp(self, item: ServedItem) -> str:
         """Return a digest that changes with the files. Raises FormatError if gone or outside."""
         now_s = time.monotonic()
         made_s, cached, _ = self._stamps.get(item.id, _NO_STAMP)
