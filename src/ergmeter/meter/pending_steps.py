@@ -14,7 +14,8 @@ import math
 import threading
 import time
 from collections import deque
-from itertools import compress, groupby
+from dataclasses import replace
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -195,21 +196,47 @@ def _rows_of(columns: Columns) -> Iterator[StepValues]:
 
 
 def merge(columns: Columns, into_one: int) -> Columns:
-    """The same steps in fewer rows, up to `into_one` consecutive ones of a kind in each."""
+    """The same steps in fewer rows, `into_one` consecutive ones of a kind in each."""
     phases = columns["phase"]
     length = len(phases)
     is_one_kind = phases.count(phases[0]) == length and phases[0] in _MERGED_PHASES
     if is_one_kind and all(columns[name].count(None) in (0, length) for name in _ALIKE):
         return _sums(columns, into_one)
     alike = ([value is None for value in columns[name]] for name in _ALIKE)
-    merged: list[StepValues] = []
-    first = 0
-    for (phase, *_), rows in groupby(zip(phases, *alike, strict=True)):
-        end = first + len(list(rows))
-        own = {name: column[first:end] for name, column in columns.items()}
-        merged += _rows_of(_sums(own, into_one) if phase in _MERGED_PHASES else own)
-        first = end
-    return _columns_of(merged)
+    kinds = list(zip(phases, *alike, strict=True))
+    size = into_one * len(set(kinds))
+    merged = []
+    for first in range(0, length, size):
+        group = {name: column[first : first + size] for name, column in columns.items()}
+        merged += _sums_by_kind(group, kinds[first : first + size])
+    return _columns_of(map(step_values, merged))
+
+
+def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[Step]:
+    """One row for each kind; requests as they are."""
+    rows = [Step(*row) for row in _rows_of(columns)]
+    requests = [row for row in rows if row.phase not in _MERGED_PHASES]
+    merged: list[Step] = []
+    for kind in dict.fromkeys(kinds):
+        if kind[0] in _MERGED_PHASES:
+            own = [
+                row for row, other in zip(_rows_of(columns), kinds, strict=True) if other == kind
+            ]
+            merged += [Step(*row) for row in _rows_of(_sums(_columns_of(own), len(own)))]
+    merged.sort(key=lambda row: row.end_ns, reverse=True)
+    if all(later.start_ns >= row.end_ns for row, later in pairwise(rows)):
+        merged = _one_after_the_other(merged)
+    return sorted([*merged, *requests], key=lambda row: row.start_ns)
+
+
+def _one_after_the_other(latest_first: list[Step]) -> list[Step]:
+    """Rows of spans that did not overlap, moved so that they do not overlap either."""
+    moved: list[Step] = []
+    for row in latest_first:
+        end_ns = min(row.end_ns, moved[-1].start_ns) if moved else row.end_ns
+        start_ns = end_ns - (row.end_ns - row.start_ns)
+        moved.append(replace(row, start_ns=start_ns, end_ns=end_ns))
+    return moved
 
 
 def _sums(columns: Columns, into_one: int) -> Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,34 +78,32 @@ def test_a_loss_that_is_no_number_is_not_merged_away() -> None:
     assert [math.isnan(loss) for loss in columns["loss"]] == [i == 1 for i in range(10)]
 
 
-def test_only_consecutive_steps_of_one_phase_share_a_row() -> None:
-    made = [
-        row(10 * i, 10 * i + 5, phase="eval" if i % 100 < 30 else "train", tokens_computed=8)
-        for i in range(300)
-    ]
+def test_phases_are_merged_each_for_itself_and_keep_their_time() -> None:
+    made = []
+    for i in range(150):  # 2 ns of data, 5 ns of training, 3 ns of neither
+        made.append(row(10 * i, 10 * i + 2, phase="data"))
+        made.append(row(10 * i + 2, 10 * i + 7, tokens_computed=8))
     _, columns = added(made)
-    spans = list(zip(columns["phase"], columns["steps"], columns["start_ns"], strict=True))
-    assert [(phase, steps) for phase, steps, _ in spans] == [
-        *[("eval", 30), ("train", 30), ("train", 30), ("train", 10)] * 3
-    ]
-    assert [start_ns for _, _, start_ns in spans] == sorted(start_ns for _, _, start_ns in spans)
-    lengths = zip(columns["start_ns"], columns["end_ns"], columns["steps"], strict=True)
-    assert all(end_ns - start_ns == 5 * steps for start_ns, end_ns, steps in lengths)
-    assert sum(columns["tokens_computed"]) == 300 * 8
+    spans = list(zip(columns["start_ns"], columns["end_ns"], columns["phase"], strict=True))
+    assert len(spans) == 10
+    for phase, each_ns in (("data", 2), ("train", 5)):
+        assert sum(e - s for s, e, own in spans if own == phase) == 150 * each_ns
+    assert all(end <= start for (_, end, _), (start, _, _) in pairwise(spans))
+    assert spans[0][0] >= 0
+    assert spans[-1][1:] == (1497, "train")
+    assert sum(filter(None, columns["tokens_computed"])) == 150 * 8
 
 
-def test_alternating_phases_keep_their_rows_and_are_dropped_with_a_count() -> None:
-    pending, _ = queue()
-    for start in range(0, 1000, 50):
-        rows = [
-            row(10 * i, 10 * i + 7, phase=("data", "train")[i % 2])
-            for i in range(start, start + 50)
-        ]
-        pending.add(rows, waiting=50 + len(pending))
-    columns = pending.take(10**9)
-    dropped = pending.take_dropped()
-    assert dropped is not None
-    assert len(columns["steps"]) + dropped.steps + dropped.spans == 1000
+def test_a_wait_inside_a_step_stays_inside_it() -> None:
+    made = []
+    for i in range(150):
+        made.append(row(10 * i + 1, 10 * i + 3, phase="data"))
+        made.append(row(10 * i, 10 * i + 7))
+    _, columns = added(made)
+    spans = list(zip(columns["start_ns"], columns["end_ns"], columns["phase"], strict=True))
+    data, train = ([one for one in spans if one[2] == phase] for phase in ("data", "train"))
+    for (start, end, _), (outer_start, outer_end, _) in zip(data, train, strict=True):
+        assert outer_start <= start < end <= outer_end
 
 
 def test_steps_of_several_threads_are_one_span() -> None:
