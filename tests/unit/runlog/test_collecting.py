@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,57 @@ def test_a_run_that_is_written_is_left_for_the_next_time(tmp_path: Path) -> None
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
     assert "is being written" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
+
+
+def test_a_copy_of_a_run_that_went_on_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "collected"}
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "is here already, as one"}
+    add_writer(run, steps=even_steps(3))
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "brought up to date"}
+    assert Run.open(into / "one").count("steps") == 8
+    assert [p.name for p in into.iterdir()] == ["one"]
+
+
+def test_what_was_said_of_a_copy_stays_when_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    collection.tag(into / "one", add=["keep"])
+    collection.annotate(into / "one", "of the copy")
+    collection.tag(run, add=["there"])
+    collection.annotate(run, "of the run")
+    add_writer(run, steps=even_steps(3))
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "brought up to date"}
+    labels = collection.labels_of(into / "one")
+    assert labels.tags == ("keep", "there")
+    assert {text for _, text in labels.notes} == {"of the copy", "of the run"}
+
+
+def test_files_that_were_put_into_a_copy_stay_when_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    (run / "notes.txt").write_text("of the run")
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    copy = into / "one"
+    (copy / "plots").mkdir()
+    (copy / "plots" / "power.svg").write_text("<svg/>")
+    (copy / "report.html").write_text("a page")
+    (copy / "notes.txt").write_text("changed in the copy")
+    add_writer(run, steps=even_steps(3))
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert outcome.message == (
+        "brought up to date; what had been put into the copy is still there: report.html and 1 more"
+    )
+    assert (copy / "plots" / "power.svg").read_text() == "<svg/>"
+    assert (copy / "report.html").read_text() == "a page"
+    assert (copy / "notes.txt").read_text() == "of the run"
+    assert Run.open(copy).count("steps") == 8
+    assert [path.name for path in into.iterdir()] == ["one"]
 
 
 def test_links_and_hidden_files_of_a_run_are_named_as_left(tmp_path: Path) -> None:
@@ -270,3 +323,47 @@ def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) ->
 )
 def test_another_machine_is_known_by_its_colon(source: str, path: str | None) -> None:
     assert remote_path(source) == path
+
+
+def test_a_file_that_has_no_place_any_more_is_not_lost(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    copy = into / "one"
+    (copy / "plots").mkdir()
+    (copy / "plots" / "p.svg").write_text("<svg/>")
+    (copy / "report.html").write_text("a page")
+    (run / "plots").write_text("a file by now")
+    add_writer(run, steps=even_steps(3))
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert outcome.message.startswith("left out: ")
+    assert "plots" in outcome.message
+    assert Run.open(copy).count("steps") == 5
+    assert (copy / "plots" / "p.svg").read_text() == "<svg/>"
+    assert (copy / "report.html").read_text() == "a page"
+    assert [path.name for path in into.iterdir()] == ["one"]
+
+
+def test_a_failure_while_files_are_kept_leaves_the_copy_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    (into / "one" / "report.html").write_text("a page")
+    add_writer(run, steps=even_steps(3))
+    copied_to = shutil.copy2
+
+    def full(source: str | Path, target: str | Path, **how: Any) -> object:
+        if Path(source).name == "report.html":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return copied_to(source, target, **how)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert outcome.message.startswith("left out: ")
+    assert Run.open(into / "one").count("steps") == 5
+    assert (into / "one" / "report.html").read_text() == "a page"
+    assert [path.name for path in into.iterdir()] == ["one"]

@@ -7,6 +7,7 @@ and that of its last mark. Runs collected before are recognised by their id, not
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ergmeter.atomic_write import read_json, replacing
+from ergmeter.atomic_write import read_json
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.manage.labels import changed_s, foreign, may_be_written
-from ergmeter.runlog.reader import Run
+from ergmeter.runlog.manage.labels import add_labels, changed_s, foreign, labels_of, may_be_written
+from ergmeter.runlog.reader import CUT_OFF, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,7 @@ class CollectOutcome:
 
     name: str
     message: str
+    path: Path | None = None  # where it is now, if it came
 
 
 def collect(source: str, into: Path) -> list[CollectOutcome]:
@@ -106,22 +108,28 @@ def _collect_run(
     run: Path, into: Path, collected: dict[str, Path], fetched_s: float | None
 ) -> CollectOutcome:
     identity = _identity(run)
+    before = collected.get(identity)
     try:
         is_near = fetched_s is not None and changed_s(run) > fetched_s - _NEAR_S
         if may_be_written(Run.open(run)) or is_near:
             return CollectOutcome(run.name, "is being written; collect it when it has ended")
-        if identity in collected:
-            return CollectOutcome(run.name, f"is here already, as {collected[identity].name}")
-        path = _copy(run, into)
+        if before is not None and not _has_more(run, before):
+            return CollectOutcome(run.name, f"is here already, as {before.name}")
+        path, added = _bring(run, into, before)
     except (ErgmeterError, OSError, shutil.Error) as error:
         return CollectOutcome(run.name, f"left out: {error}")
     if identity:
         collected[identity] = path
-    message = "collected"
-    if left := list(_left(run)):
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        message += f"; links and hidden files were not copied: {left[0]}{more}"
-    return CollectOutcome(run.name, message)
+    message = "collected" if before is None else "brought up to date"
+    message += _and_others("; what had been put into the copy is still there", added)
+    message += _and_others("; links and hidden files were not copied", list(_left(run)))
+    return CollectOutcome(run.name, message, path)
+
+
+def _and_others(message: str, paths: list[Path]) -> str:
+    """The message with the first of some files and the number of others; "" without files."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{message}: {paths[0]}{more}" if paths else ""
 
 
 def _left(run: Path) -> Iterator[Path]:
@@ -132,17 +140,52 @@ def _left(run: Path) -> Iterator[Path]:
             yield path
 
 
-def _copy(run: Path, into: Path) -> Path:
-    """Copies a run. Returns its path."""
-    target = _free_path(into / _visible(run.name))
-    with replacing(target) as part:
+def _has_more(run: Path, before: Path) -> bool:
+    """True if the earlier copy was cut off and the run has more rows by now."""
+    return Run.open(before).status == CUT_OFF and _rows(run) > _rows(before)
+
+
+def _rows(run: Path) -> int:
+    opened = Run.open(run)
+    return opened.count("steps") + opened.count("samples")
+
+
+def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]]:
+    """Copies a run. Returns its path, and the files that people had added to an earlier copy."""
+    staging = into / f".{run.name}.{secrets.token_hex(4)}"
+    try:
         # With the times of its files, by which a run that was cut off is known; without links,
         # which may lead anywhere, and without what is unfinished.
-        shutil.copytree(run, part, ignore=_unwanted, symlinks=True)
-        damage = Run.open(part).verified()
+        shutil.copytree(run, staging, ignore=_unwanted, symlinks=True)
+        copied = Run.open(staging)
+        damage = copied.verified()
         if damage and not Run.open(run).verified():
             raise FormatError(f"the copy is not whole ({damage[0]})")
-    return target
+        if before is not None:
+            return before, _replace(before, staging)
+        target = _free_path(into / _visible(run.name))
+        staging.rename(target)
+        return target, []
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace(before: Path, by: Path) -> list[Path]:
+    """Replaces an earlier copy, keeping the labels and files that people added to it.
+
+    A file that the run has too is the run's. Everything is copied before anything is renamed, so a
+    failure leaves the earlier copy as it was.
+    """
+    add_labels(by, labels_of(before))
+    added = [path for path in foreign(before) if not os.path.lexists(by / path)]
+    for path in added:
+        (by / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(before / path, by / path, follow_symlinks=False)
+    aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
+    before.rename(aside)
+    by.rename(before)
+    shutil.rmtree(aside)
+    return added
 
 
 def _unwanted(folder: str, names: list[str]) -> list[str]:

@@ -94,6 +94,15 @@ def annotate(run: Path, text: str) -> Labels:
     return _write_labels(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
 
 
+def add_labels(run: Path, more: Labels) -> Labels:
+    """Give a run the tags and notes of another copy of it, each once."""
+    own = labels_of(run)
+    if not (more.tags or more.notes):
+        return own
+    tags = dict.fromkeys((*more.tags, *own.tags))
+    return _write_labels(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
+
+
 def _write_labels(run: Path, labels: Labels) -> Labels:
     content = {
         "tags": labels.tags,
