@@ -29,6 +29,7 @@ from ergmeter.hlo.products import (
     convolution_macs,
     dot_macs,
     is_complex,
+    nominal_flops,
     ragged_dot_macs,
 )
 from ergmeter.hlo.reading import read
@@ -53,7 +54,7 @@ class _Cost(NamedTuple):
     macs: int
     opaque: int  # calls of unknown cost
     kernel_calls: int
-    uncounted: int  # calls that are no products
+    uncounted_flops: int
 
     def plus(self, times: int, below: _Cost) -> _Cost:
         """The sum with that of a callee, which runs so often."""
@@ -73,7 +74,7 @@ class _Node:
     by_op: dict[str, int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # targets of calls that may hold products
-    uncounted: list[str] = field(default_factory=list)  # opcodes of calls that are no products
+    uncounted: list[tuple[str, int]] = field(default_factory=list)  # opcode, FLOPs of the call
     shardings: set[str] = field(default_factory=set)  # targets of sharding annotations
     loops: list[Instruction] = field(default_factory=list)
     choices: list[Instruction] = field(default_factory=list)
@@ -207,7 +208,7 @@ def _special(module: Module, node: _Node, instruction: Instruction) -> None:
     elif opcode == "custom-call":
         _custom_call(module, node, instruction)
     elif opcode in UNCOUNTED:
-        node.uncounted.append(opcode)
+        node.uncounted.append((opcode, nominal_flops(module, node.computation, instruction)))
     else:
         op = _complex(opcode) if is_complex(instruction.encoded(proto.SHAPE)) else opcode
         node.add(op, _product(module, node.computation, instruction))
@@ -271,8 +272,9 @@ def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
     for choice in node.choices:
         _link_choice(node, choice, graph)
     opaque = len(node.unknown) + sum(nki.macs_per_call is None for nki in node.kernels)
+    flops = sum(flops for _, flops in node.uncounted)
     node.macs_once = sum(node.by_op.values())
-    node.cost = _Cost(node.macs_once, opaque, len(node.kernels), len(node.uncounted))
+    node.cost = _Cost(node.macs_once, opaque, len(node.kernels), flops)
     for edge in node.edges:
         below = graph.node(edge.callee)
         node.cost = node.cost.plus(edge.times, below.cost)
@@ -334,6 +336,7 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
     unknown: Counter[str] = Counter()
     kernels: Counter[Kernel] = Counter()
     uncounted_calls: Counter[str] = Counter()
+    uncounted_flops: Counter[str] = Counter()
     shardings: set[str] = set()
     executed = [
         (node, runs[number]) for number, node in reversed(graph.nodes.items()) if runs[number]
@@ -346,8 +349,9 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
             unknown[target] += times
         for nki in node.kernels:
             kernels[nki] += times
-        for op in node.uncounted:
+        for op, flops in node.uncounted:
             uncounted_calls[op] += times
+            uncounted_flops[op] += flops * times
         shardings |= node.shardings
     module, entry = graph.module, graph.entry
     scope, devices = work_scope(module, entry.computation, shardings)
@@ -366,6 +370,7 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
         uneven_branches=tuple(name for node, _ in executed for name in node.uneven_branches),
         unknown_calls=dict(unknown),
         uncounted_calls=dict(uncounted_calls),
+        uncounted_flops=dict(uncounted_flops),
         scope=scope,
         devices=devices,
         reader=module.reader,

@@ -11,7 +11,7 @@ All numbers are integers: XLA sums in float32 and is off by 4e-4 for a module of
 from __future__ import annotations
 
 from functools import lru_cache
-from math import gcd
+from math import gcd, log2
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo import proto
@@ -187,6 +187,42 @@ def valid_pairs(
     return pairs
 
 
-# No matrix products, so they are not in a module's MACs: each library does another number of
-# operations. Their calls are listed beside the total.
+# Cholesky decompositions, triangular solves and FFTs are no matrix products, so they are not in a
+# module's MACs. Each library does another number of operations. They are listed beside the total,
+# with their calls and their nominal number of real floating-point operations:
+#
+#     - cholesky: n^3 / 3 for an n x n matrix (Golub and Van Loan, Matrix Computations, section 4.2)
+#     - triangular-solve: n^2 for each right-hand side (the same, section 3.1)
+#     - fft: 5 N log2 N for N complex points, half of that for real ones (FFTW's benchmarks,
+#       fftw.org/speed)
+#
+# A complex operation is four times a real one, as in LAPACK's counts (LAPACK Working Note 41).
+# XLA's cost analysis has other factors: 2 n^2 for a solve and 8 log2(N) for each point of an FFT.
+
+
 UNCOUNTED = ("cholesky", "triangular-solve", "fft")
+_REAL_TO_COMPLEX, _COMPLEX_TO_REAL = 2, 3  # FftType
+
+
+def nominal_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Real floating-point operations of one call, by the formulas above."""
+    if instruction.opcode == "fft":
+        return _fft(module, computation, instruction)
+    matrix = module.operand(computation, instruction, 0).shape
+    size = at(matrix.dimensions, len(matrix.dimensions) - 1)
+    if instruction.opcode == "cholesky":
+        return real_factor(matrix.type) * product([*matrix.dimensions, size]) // 3
+    right = module.operand(computation, instruction, 1).shape
+    return real_factor(matrix.type) * product([*right.dimensions, size])
+
+
+def _fft(module: Module, computation: Computation, instruction: Instruction) -> int:
+    lengths = integers(instruction.data, instruction.fields, proto.FFT_LENGTH)
+    points = product(lengths)
+    if points < 1:
+        raise Malformed("a transform of no points", 0)
+    kind = instruction.integer(proto.FFT_TYPE)
+    # The real side of a transform of real points has all of them, the complex one half.
+    full = instruction if kind == _COMPLEX_TO_REAL else module.operand(computation, instruction, 0)
+    each = 2.5 if kind in (_REAL_TO_COMPLEX, _COMPLEX_TO_REAL) else 5.0
+    return round(each * log2(points) * product(full.shape.dimensions))

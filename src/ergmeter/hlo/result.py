@@ -125,6 +125,7 @@ class ModuleCount:
     uneven_branches: tuple[str, ...]  # conditionals of which the costliest branch was taken
     unknown_calls: dict[str, int]  # custom-call targets that may hold products, and their calls
     uncounted_calls: dict[str, int]  # cholesky, triangular-solve, fft: how often each runs
+    uncounted_flops: dict[str, int]  # and their FLOPs by the formulas of `uncounted`
     scope: Scope = "one device"  # whose work it is
     devices: int | None = None  # that share it, where the module says so
     reader: str = field(default="", compare=False)

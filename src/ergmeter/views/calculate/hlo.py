@@ -241,13 +241,23 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
 
 
 def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
-    """Yield operations other than products, with their calls."""
-    calls = _sum(count.uncounted_calls for count in counts).most_common()
-    names = [f"{op} ({times:,} call{'s'[: times != 1]})" for op, times in calls]
+    """Yield operations other than products, with their calls and FLOPs."""
+    calls = _sum(count.uncounted_calls for count in counts)
+    flops = _sum(count.uncounted_flops for count in counts)
+    names = [
+        f"{op} ({times:,} call{'s'[: times != 1]}, {scaled(flops[op], 'FLOP')} by"
+        f" {_FORMULAS.get(op, 'its formula')})"
+        for op, times in calls.most_common()
+    ]
     if names:
         yield f"not counted, as they are no matrix products: {', '.join(names)}"
 
 
+_FORMULAS = {
+    "cholesky": "n^3/3",
+    "triangular-solve": "n^2 a right-hand side",
+    "fft": "5 N log2 N, half of it for real points",
+}
 # Signs before a count, and their meaning.
 _SIGNS = {"at least": "≥", "at most": "≤", "about": "≈"}
 _BOUNDS = (
