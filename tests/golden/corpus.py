@@ -322,12 +322,12 @@ def _lists() -> Iterator[Case]:
     )
     yield from erg(
         "runs-pack",
-        "runs pack plain; runs pack plain a.tgz; runs pack plain; runs unpack "
-        "a.tgz there;"
+        "runs pack plain; runs pack plain a.zip; runs pack plain; runs unpack "
+        "a.zip there;"
         " runs unpack plain.tar.gz there; report there/plain; runs pack plain "
-        "a.rar; runs unpack plain/run.json; runs unpack nowhere.tgz",
+        "a.rar; runs unpack plain/run.json; runs unpack nowhere.zip",
         needs=("plain",),
-        shows=("*.tgz", "*.gz"),
+        shows=("*.zip", "*.gz"),
     )
     yield from erg(
         "runs-anonymise",

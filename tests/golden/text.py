@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tarfile
+import zipfile
 from collections import Counter
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -115,8 +116,12 @@ def _parquet_text(path: Path) -> str:
 
 
 def _archive_text(path: Path) -> str:
-    with tarfile.open(path) as archive:
-        names = archive.getnames()
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as packed:
+            names = packed.namelist()
+    else:
+        with tarfile.open(path) as archive:
+            names = archive.getnames()
     return "\n".join(sorted(names)) + "\n"
 
 
@@ -124,7 +129,7 @@ def file_text(path: Path) -> str:
     """What a file holds, as text."""
     if path.suffix == ".parquet":
         return _parquet_text(path)
-    if path.suffix in (".gz", ".tgz"):
+    if path.suffix in (".gz", ".zip"):
         return _archive_text(path)
     if path.suffix == ".png":
         return f"{path.read_bytes()[:8]!r}\n"

@@ -163,9 +163,9 @@ def test_a_run_that_goes_while_they_are_put_in_order_is_none(
 
 
 def test_what_is_not_there_to_be_unpacked_makes_no_directory(erg: Erg, tmp_path: Path) -> None:
-    assert erg("runs", "unpack", tmp_path / "gone.tgz", tmp_path / "runs")[0] == 2
-    (tmp_path / "no.tgz").write_text("no archive")
-    assert erg("runs", "unpack", tmp_path / "no.tgz", tmp_path / "runs")[0] == 1
+    assert erg("runs", "unpack", tmp_path / "gone.zip", tmp_path / "runs")[0] == 2
+    (tmp_path / "no.zip").write_text("no archive")
+    assert erg("runs", "unpack", tmp_path / "no.zip", tmp_path / "runs")[0] == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -233,8 +233,8 @@ def test_packed_anonymised_and_collected_runs_can_be_reported(
     erg: Erg, runs: Path, tmp_path: Path
 ) -> None:
     run = first(runs)
-    assert erg("runs", "pack", run, tmp_path / "one.tgz")[0] == 0
-    assert erg("runs", "unpack", tmp_path / "one.tgz", tmp_path / "u")[1] == (
+    assert erg("runs", "pack", run, tmp_path / "one.zip")[0] == 0
+    assert erg("runs", "unpack", tmp_path / "one.zip", tmp_path / "u")[1] == (
         f"{tmp_path / 'u' / run.name}\n"
     )
     assert erg("runs", "anonymise", run, tmp_path / "anon", "--name", "example")[0] == 0
@@ -257,7 +257,7 @@ def test_packed_anonymised_and_collected_runs_can_be_reported(
         (("prune", "{runs}", "--older-than", "30"), 2, "an age is like 30d"),
         (("prune", "{runs}", "--larger-than", "big"), 2, "a size is like 500MB"),
         (("pack", "{run}", "x.rar"), 2, "x.rar ends in none of .tar.gz"),
-        (("unpack", "/nowhere.tgz", "{runs}"), 2, "no file /nowhere.tgz"),
+        (("unpack", "/nowhere.zip", "{runs}"), 2, "no file /nowhere.zip"),
         (("anonymise", "{run}", "{run}"), 2, "exists; choose another"),
         (("collect", "/nowhere", "{runs}"), 2, "is no directory here"),
         (("tga",), 2, "No such command 'tga'"),

@@ -37,7 +37,7 @@ WRITER_FILE = "writer.json"
 MARKS_FILE = "marks.jsonl"
 LIVE = ".arrows"
 FULL = ".parquet"
-PACKED = (".tar.gz", ".tgz")  # a whole run as one file
+PACKED = (".tar.gz", ".tgz", ".zip")  # a whole run as one file
 
 # A segment is turned into Parquet when it is this long, which bounds both the live file's overhead
 # (about 2 kB a second) and what one damaged file can cost.

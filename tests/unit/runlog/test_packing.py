@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
+import shutil
+import subprocess
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("ending", [".tar.gz", ".tgz"])
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".zip"])
 def test_packed_and_unpacked_it_is_the_same_run(run: Path, tmp_path: Path, ending: str) -> None:
     packed = pack(run, tmp_path / f"one{ending}")
     again = unpack(packed, tmp_path)
@@ -61,10 +63,13 @@ def test_a_run_that_was_cut_off_is_so_in_its_copy(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "cut")
     directory = add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
     assert Run.open(run).status == CUT_OFF
+    import os
+
     for path in [*directory.iterdir(), run / "run.json"]:
         os.utime(path, (1.8e9 - 1e6, 1.8e9 - 1e6))
-    again = unpack(pack(run, tmp_path / "cut.tar.gz"), tmp_path / "again")
-    assert Run.open(again).status == CUT_OFF
+    for ending in (".tar.gz", ".zip"):
+        again = unpack(pack(run, tmp_path / f"cut{ending}"), tmp_path / ending[1:])
+        assert Run.open(again).status == CUT_OFF
 
 
 @pytest.fixture
@@ -80,22 +85,43 @@ def at() -> Iterator[Callable[[str], None]]:
     time.tzset()
 
 
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
 def test_a_time_is_the_same_in_another_time_zone(
-    run: Path, tmp_path: Path, at: Callable[[str], None]
+    run: Path, tmp_path: Path, ending: str, at: Callable[[str], None]
 ) -> None:
     before = {path.name: path.stat().st_mtime for path in run.iterdir()}
     at("JST-9")
-    packed = pack(run, tmp_path / "one.tar.gz")
+    packed = pack(run, tmp_path / f"one{ending}")
     at("UTC0")
     again = unpack(packed, tmp_path)
     after = {path.name: path.stat().st_mtime for path in again.iterdir() if path.is_file()}
     assert after == {name: pytest.approx(before[name], abs=1.0) for name in after}
 
 
-def test_nothing_that_is_unpacked_is_of_a_time_to_come(run: Path, tmp_path: Path) -> None:
-    for path in run.rglob("*"):
-        os.utime(path, (time.time() + 9 * 3600,) * 2)
-    again = unpack(pack(run, tmp_path / "one.tar.gz"), tmp_path)
+@pytest.mark.skipif(shutil.which("unzip") is None, reason="no unzip here")
+def test_another_program_reads_the_same_time(
+    run: Path, tmp_path: Path, at: Callable[[str], None]
+) -> None:
+    at("JST-9")
+    packed = pack(run, tmp_path / "one.zip")
+    at("EST5")
+    subprocess.run(["unzip", "-q", packed], cwd=tmp_path, check=True)
+    assert contents(tmp_path / "one") == contents(run)
+    found_s = (tmp_path / "one" / "run.json").stat().st_mtime
+    assert found_s == pytest.approx((run / "run.json").stat().st_mtime, abs=1.0)
+
+
+def test_nothing_that_is_unpacked_is_of_a_time_to_come(
+    run: Path, tmp_path: Path, at: Callable[[str], None]
+) -> None:
+    """A zip of another program has the time of its maker's wall alone: nine hours from now."""
+    at("JST-9")
+    packed = tmp_path / "one.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(p for p in run.rglob("*") if p.is_file()):
+            archive.write(path, str(Path("one") / path.relative_to(run)))
+    at("UTC0")
+    again = unpack(packed, tmp_path)
     assert all(path.stat().st_mtime <= time.time() for path in again.rglob("*"))
 
 
@@ -103,33 +129,34 @@ def test_a_run_that_is_written_is_not_packed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "going")
     add_writer(run, steps=even_steps(5), closed=False)
     with pytest.raises(UsageError, match="is being written"):
-        pack(run, tmp_path / "going.tgz")
+        pack(run, tmp_path / "going.zip")
 
 
 def test_a_run_of_which_another_rank_goes_on_is_not_packed(run: Path, tmp_path: Path) -> None:
     add_writer(run, marks=[Mark(1, "ended", "failed")])
     add_writer(run, steps=even_steps(5), closed=False)
     with pytest.raises(UsageError, match="is being written"):
-        pack(run, tmp_path / "going.tgz")
+        pack(run, tmp_path / "going.zip")
 
 
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
 def test_the_directory_one_is_in_is_packed_under_its_name(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.chdir(run)
-    packed = pack(Path(), tmp_path / "one.tar.gz")
+    packed = pack(Path(), tmp_path / f"one{ending}")
     assert unpack(packed, tmp_path) == tmp_path / "one"
 
 
 @pytest.mark.parametrize("name", ["lr:1e-4", ".hidden", "a\\b"])
 def test_what_could_not_be_unpacked_is_not_packed(run: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="rename it first"):
-        pack(run.rename(run.with_name(name)), tmp_path / "one.tgz")
-    assert not (tmp_path / "one.tgz").exists()
+        pack(run.rename(run.with_name(name)), tmp_path / "one.zip")
+    assert not (tmp_path / "one.zip").exists()
 
 
 def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
-    packed = pack(run, tmp_path / "one.tgz")
+    packed = pack(run, tmp_path / "one.zip")
     with pytest.raises(UsageError, match="exists"):
         pack(run, packed)
     with pytest.raises(UsageError, match="exists"):
@@ -175,6 +202,28 @@ def test_an_archive_writes_only_plain_files_under_its_own_name(
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["into"]
 
 
+def test_a_zip_is_held_to_the_same(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("one/run.json", "{}")
+        archive.writestr("../evil", "x")
+    with pytest.raises(FormatError, match="no file of a run"):
+        unpack(tmp_path / "bad.zip", tmp_path / "into")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_zip_that_states_a_smaller_size_is_refused(tmp_path: Path) -> None:
+    packed = tmp_path / "bad.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("one/run.json", " " * 100_000)
+    content = bytearray(packed.read_bytes())
+    for header, size_at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
+        start = content.index(header) + size_at
+        content[start : start + 4] = (10).to_bytes(4, "little")
+    packed.write_bytes(content)
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, tmp_path / "into")
+
+
 @pytest.mark.parametrize("keep", [10, 200])
 def test_half_an_archive_makes_no_run(run: Path, tmp_path: Path, keep: int) -> None:
     packed = pack(run, tmp_path / "one.tar.gz")
@@ -192,6 +241,19 @@ def test_a_time_that_is_none_is_told_and_no_traceback(tmp_path: Path, changed_s:
     bad.pax_headers = {"mtime": changed_s}
     with pytest.raises(FormatError, match="not a packed run"):
         unpack(tarred(tmp_path / "bad.tar.gz", bad), tmp_path / "into")
+
+
+@pytest.mark.parametrize(("at", "value"), [(8, 1), (10, 97)], ids=["encrypted", "unknown method"])
+def test_a_zip_that_can_not_be_read_here_is_told(tmp_path: Path, at: int, value: int) -> None:
+    packed = tmp_path / "bad.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("one/run.json", "{}")
+    whole = bytearray(packed.read_bytes())
+    central = whole.index(b"PK\x01\x02")
+    whole[central + at] = whole[at - 2] = value  # the same field, in both headers
+    packed.write_bytes(whole)
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, tmp_path / "into")
 
 
 def test_an_lzma_stream_that_is_broken_is_told(run: Path, tmp_path: Path) -> None:

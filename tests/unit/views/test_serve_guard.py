@@ -186,13 +186,13 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
 
 def test_packed_runs_are_left_out_with_the_way_to_have_them(tmp_path: Path) -> None:
     a_run(tmp_path / "one")
-    for name in ("a.tgz", "b.tar.gz", "c.tgz", "d.tgz"):
+    for name in ("a.zip", "b.tar.gz", "c.tgz", "d.zip"):
         (tmp_path / "away").mkdir(exist_ok=True)
         (tmp_path / "away" / name).touch()
     folder = Folder(tmp_path)
     assert [place.name for place in folder.items("run")] == ["one"]
     assert folder.left_out == [
-        "away/a.tgz, away/b.tar.gz, away/c.tgz, ...: not looked into;"
+        "away/a.zip, away/b.tar.gz, away/c.tgz, ...: not looked into;"
         " `erg runs unpack FILE` makes a run of a packed one"
     ]
 
@@ -227,14 +227,14 @@ def test_packed_runs_are_named_also_where_there_are_too_many_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ergmeter.views.serve.folder._MOST_DIRECTORIES", 3)
-    (tmp_path / "one.tgz").touch()
+    (tmp_path / "one.zip").touch()
     for number in range(5):
         (tmp_path / f"{number}").mkdir()
     folder = Folder(tmp_path)
     folder.items("run")
     assert [said.partition(":")[0] for said in folder.left_out] == [
         "more than 3 directories",
-        "one.tgz",
+        "one.zip",
     ]
 
 

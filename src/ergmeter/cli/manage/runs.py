@@ -126,7 +126,7 @@ def prune(
 @_RUN
 @click.argument("file", type=PATH, required=False)
 def pack(run: Path, file: Path | None) -> None:
-    """Pack a run into one FILE (default: RUN.tar.gz)."""
+    """Pack a run into one FILE (.tar.gz or .zip; default: RUN.tar.gz)."""
     from ergmeter.runlog.manage import pack as packing
 
     beside = run if run.name not in ("", "..") else run.resolve()

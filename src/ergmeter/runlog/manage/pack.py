@@ -1,8 +1,8 @@
 """Packs a run into one file, and unpacks it.
 
 An archive may come from anybody. Only plain files are unpacked, only under the run's own name, only
-up to a size. A run appears whole or not at all. The times of its files are kept, because a run that
-was cut off is recognised by them; no unpacked file gets a time in the future.
+up to a size. A run appears whole or not at all. A zip stores local time, and a run that was cut off
+is recognised by its times, so ours store UTC as well. No unpacked file gets a time in the future.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import lzma
 import os
 import secrets
 import shutil
+import struct
 import tarfile
 import time
+import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from ergmeter.atomic_write import replacing
 from ergmeter.errors import FormatError, UsageError
@@ -23,18 +26,27 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
 from ergmeter.runlog.reader import Run
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 # A run of 8 GPUs for a week is some GB; what unfolds to more than this is no run.
 MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
-# What the libraries raise for an archive that is damaged or not what it says.
+# The extra field in which zip programs tell when a file was changed, in seconds since 1970, UTC.
+_UTC_FIELD = 0x5455
+_HAS_CHANGED = 1  # a bit of it
+
+# What the libraries raise for an archive that is damaged, encrypted, or not what it says.
 _NO_ARCHIVE = (
-    *(tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error),
-    *(EOFError, OverflowError, ValueError),
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error),
+    *(EOFError, RuntimeError, OverflowError, ValueError),
 )
+
+_Member: TypeAlias = "tuple[str, int, float, Callable[[], IO[bytes] | None]]"
 
 
 def pack(run: Path, into: Path) -> Path:
-    """Write a run into one file. UsageError while the run is written."""
+    """Write a run into one file, by its ending. UsageError while the run is written."""
     if not into.name.endswith(fmt.PACKED):
         raise UsageError(f"{into.name} ends in none of {', '.join(fmt.PACKED)}")
     if into.exists():
@@ -47,7 +59,7 @@ def pack(run: Path, into: Path) -> Path:
         if not _is_safe(name):
             raise UsageError(f"{name!r} could not be unpacked elsewhere; rename it first")
     with replacing(into) as part:
-        _write_archive(run, part)
+        (_zipped if into.suffix == ".zip" else _tarred)(run, part)
     return into
 
 
@@ -79,7 +91,7 @@ def _files(run: Path) -> list[Path]:
     return sorted(files, key=lambda path: (path.name != fmt.RUN_FILE, path))
 
 
-def _write_archive(run: Path, into: Path) -> None:
+def _tarred(run: Path, into: Path) -> None:
     with tarfile.open(into, "w:gz", compresslevel=6) as archive:
         for path in _files(run):
             entry = archive.gettarinfo(path, str(Path(run.name) / path.relative_to(run)))
@@ -88,6 +100,18 @@ def _write_archive(run: Path, into: Path) -> None:
             entry.uname = entry.gname = ""
             with path.open("rb") as file:
                 archive.addfile(entry, file)
+
+
+def _zipped(run: Path, into: Path) -> None:
+    with zipfile.ZipFile(into, "w") as archive:
+        for path in _files(run):
+            name = str(Path(run.name) / path.relative_to(run))
+            entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            changed_s = min(max(int(path.stat().st_mtime), 0), 2**31 - 1)
+            entry.extra = struct.pack("<HHBi", _UTC_FIELD, 5, _HAS_CHANGED, changed_s)
+            with path.open("rb") as file, archive.open(entry, "w") as target:
+                shutil.copyfileobj(file, target)
 
 
 def _is_safe(name: str) -> bool:
@@ -101,23 +125,51 @@ def _extracted(archive: Path, into: Path) -> str:
     """All files of an archive, under `into`. The one name that they share."""
     names: set[str] = set()
     total = 0
-    with tarfile.open(archive, "r:*") as packed:
-        for number, entry in enumerate(packed):
-            if entry.isdir():
-                continue
-            source = packed.extractfile(entry) if entry.isreg() and _is_safe(entry.name) else None
-            if source is None:
-                raise FormatError(f"{archive}: holds {entry.name!r}, which is no file of a run")
-            total += entry.size
-            if total > MAX_BYTES or number > _MAX_FILES:
-                raise FormatError(f"{archive}: unfolds to more than a run would be")
-            names.add(PurePosixPath(entry.name).parts[0])
-            target = into / entry.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with source, target.open("xb") as file:
-                shutil.copyfileobj(source, file)
-            changed_s = min(entry.mtime, time.time())
-            os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
+    for number, (name, size, changed_s, opened) in enumerate(_members(archive)):
+        parts = PurePosixPath(name).parts
+        if not _is_safe(name):
+            raise FormatError(f"{archive}: holds {name!r}, which is no file of a run")
+        total += size
+        if total > MAX_BYTES or number > _MAX_FILES:
+            raise FormatError(f"{archive}: unfolds to more than a run would be")
+        names.add(parts[0])
+        target = into.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = opened()
+        if source is None:
+            raise FormatError(f"{archive}: {name!r} is no plain file")
+        with source, target.open("xb") as file:
+            shutil.copyfileobj(source, file)  # reads no more than the stated size
+        changed_s = min(changed_s, time.time())
+        os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
     if len(names) != 1:
         raise FormatError(f"{archive}: holds {len(names)} directories, not one run")
     return names.pop()
+
+
+def _changed_s(entry: zipfile.ZipInfo) -> float:
+    """When a file of a zip was changed, by its UTC field, else as local time."""
+    extra = entry.extra
+    while len(extra) > 8:
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == _UTC_FIELD and size >= 5 and extra[4] & _HAS_CHANGED:
+            return float(struct.unpack_from("<i", extra, 5)[0])
+        extra = extra[4 + size :]
+    return time.mktime((*entry.date_time, 0, 0, -1))
+
+
+def _members(archive: Path) -> Iterator[_Member]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for info in zipped.infolist():
+                if not info.is_dir():
+                    opened = lambda info=info: zipped.open(info)  # noqa: E731
+                    yield info.filename, info.file_size, _changed_s(info), opened
+        return
+    with tarfile.open(archive, "r:*") as tarred:
+        for entry in tarred:
+            if entry.isdir():
+                continue
+            if not entry.isreg():
+                raise FormatError(f"{archive}: {entry.name!r} is a link or a device")
+            yield entry.name, entry.size, entry.mtime, lambda e=entry: tarred.extractfile(e)  # type: ignore[misc]
