@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import progress_bar
 
 
 class Terminal(io.StringIO):

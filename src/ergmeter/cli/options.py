@@ -1,4 +1,4 @@
-"""Short forms of click's options, and the options that name a form of output or a file.
+"""Short forms of click's options, options that name a form of output or a file, the progress bar.
 
 A page never replaces a file that is no HTML page, nor another output of the same command.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import Console
 
@@ -230,3 +232,44 @@ def first_bytes(path: Path, count: int) -> bytes:
         return b""
     with path.open("rb") as file:
         return file.read(count)
+
+
+@contextmanager
+def progress_bar(
+    what: str,
+    *,
+    quiet: bool = False,
+    has_line: bool = False,
+    refresh_per_second: float = 0.0,
+    time: Literal["remaining", "elapsed"] | None = None,
+) -> Iterator[Callable[[float, float | None, str], None]]:
+    """Yield what takes how much is done, of how much, and a text.
+
+    It shows a bar on a terminal, and elsewhere one line before it all, if it `has_line`. Drawing
+    takes processor time from what is measured, so it is drawn seldom, or by default when something
+    is done.
+    """
+    if quiet or not sys.stderr.isatty():
+        if has_line and not quiet:
+            click.echo(what, err=True)
+        yield lambda _done, _total, _now: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    times = {"remaining": progress.TimeRemainingColumn, "elapsed": progress.TimeElapsedColumn}
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(30),
+        progress.TextColumn("{task.fields[now]}"),
+        *([times[time]()] if time else []),
+        console=Console(stderr=True),
+        auto_refresh=refresh_per_second > 0,
+        refresh_per_second=refresh_per_second or 10,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=None, now="loading" if time == "remaining" else "")
+        refresh = not refresh_per_second
+        yield lambda done, total, now: bar.update(
+            task, completed=done, total=total, now=now, refresh=refresh
+        )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.meter.pending_steps import CHUNK_ROWS, PendingSteps
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample, StepValues
-from ergmeter.runlog.dropped import DroppedSteps
+from ergmeter.runlog.format import DroppedSteps
 from ergmeter.runlog.process_group import (
     framework_layout,
     launched_size,

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.records import COLUMN_KINDS, Mark, Step, StepValues
-from ergmeter.runlog.dropped import DroppedSteps
+from ergmeter.runlog.format import DroppedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -20,7 +20,7 @@ from ergmeter.metrics.evidence.ranks import clock_notes, disagreement, ranks_by_
 from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Flops, Missing, Reading, Result, Summary
-from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.runlog.format import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings
 from ergmeter.units import duration, grouped

@@ -18,8 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.runlog.liveness import boot_id, started_s
-from ergmeter.runlog.process_group import agreed_word, launcher_world_size
+from ergmeter.runlog.process_group import agreed_word, boot_id, launcher_world_size, started_s
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ergmeter.atomic_write import read_json, replacing, write_text
 from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.dropped import DroppedSteps
+from ergmeter.runlog.format import DroppedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

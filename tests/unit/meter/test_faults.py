@@ -20,8 +20,7 @@ from ergmeter import Flops, Meter, Run, UsageError
 from ergmeter.meter import active_meters, handover
 from ergmeter.meter.pending_steps import PendingSteps
 from ergmeter.records import Mark
-from ergmeter.runlog.dropped import dropped_steps
-from ergmeter.runlog.format import RUN_VARIABLE
+from ergmeter.runlog.format import RUN_VARIABLE, dropped_steps
 from ergmeter.runlog.writer import Writer
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark, Missing, Step
-from ergmeter.runlog.dropped import DroppedSteps, dropped_steps
+from ergmeter.runlog.format import DroppedSteps, dropped_steps
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from tests.runs import add_writer, even_steps, make_run, reading, reason, run_of

@@ -10,6 +10,7 @@ from the caller; cells without any are counted as unknown.
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from ergmeter.compare.entry import FAILED
 from ergmeter.errors import ErgmeterError
 
 POLL_S = 0.2
+_ENDED_BY_US = "it was ended by SIGTERM"  # as its runner has it
 _END_S = 60.0  # longer than a runner gives its cell to end
 
 
@@ -177,8 +179,19 @@ def drive(
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
                 _looked_at(out, progress, cell, is_held=False)
+                progress.states[index] = _named_by(interrupted[0], directory)
         tell(progress)
     return False
+
+
+def _named_by(number: int, directory: Path) -> state.CellState:
+    """A cell's state that names what a person did; its runner knows of a SIGTERM alone."""
+    cell_state = state.read(directory)
+    if cell_state.status == "cancelled" and cell_state.reason == _ENDED_BY_US:
+        by = "Ctrl-C" if number == signal.SIGINT else "a SIGTERM to the driver"
+        cell_state = replace(cell_state, reason=f"it was ended with its bench, by {by}")
+        state.write(directory, cell_state)
+    return cell_state
 
 
 def _looked_at(out: Path, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:

@@ -23,7 +23,7 @@ from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
 from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.errors import FormatError
-from ergmeter.runlog.liveness import boot_id, started_s
+from ergmeter.runlog.process_group import boot_id, started_s
 
 ALIVE, CLAIM = "alive", "claim"
 _PREFIX = "exp_"

@@ -15,6 +15,7 @@ from ergmeter.cli.options import (
     check_writable,
     flag,
     given_parameters,
+    progress_bar,
     repeated,
     with_default,
     with_each,
@@ -22,7 +23,6 @@ from ergmeter.cli.options import (
     with_page,
     without_effect,
 )
-from ergmeter.cli.progress import progress_bar
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:

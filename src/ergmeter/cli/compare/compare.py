@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, listed, repeated, with_default, with_format, with_page
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import (
+    PATH,
+    flag,
+    listed,
+    progress_bar,
+    repeated,
+    with_default,
+    with_format,
+    with_page,
+)
 from ergmeter.cli.run_options import with_settings
 from ergmeter.errors import UsageError
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, workload
-from ergmeter.cli.options import flag, with_forms
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import flag, progress_bar, with_forms
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, workload
-from ergmeter.cli.options import flag, path_option, with_default
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import flag, path_option, progress_bar, with_default
 
 if TYPE_CHECKING:
     from ergmeter.records import Summary

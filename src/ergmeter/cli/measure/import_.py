@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, path_option, print_json
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import flag, path_option, print_json, progress_bar
 from ergmeter.cli.run_options import TOKENS_ARE, with_model, with_settings
 from ergmeter.units import number_of, scaled
 

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default, with_forms
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import (
+    COUNT,
+    flag,
+    path_option,
+    progress_bar,
+    repeated,
+    with_default,
+    with_forms,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import needing
-from ergmeter.cli.options import flag, path_option, print_json, repeated, with_default
-from ergmeter.cli.progress import progress_bar
+from ergmeter.cli.options import flag, path_option, print_json, progress_bar, repeated, with_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -25,7 +25,7 @@ from ergmeter.metrics.evidence.requests import need_failures
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Basis, FloatArray, Reading
-from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.runlog.format import dropped_steps
 from ergmeter.units import number_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ergmeter.atomic_write import write_text
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.liveness import boot_id, is_alive, started_s
+from ergmeter.runlog.process_group import boot_id, is_alive, started_s
 from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:

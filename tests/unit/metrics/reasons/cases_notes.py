@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ergmeter.records import Device, Mark, Sample, Step
-from ergmeter.runlog.dropped import DroppedSteps
+from ergmeter.runlog.format import DroppedSteps
 from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.reasons.case import Case, noted

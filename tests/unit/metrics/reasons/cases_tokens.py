@@ -11,7 +11,7 @@ from ergmeter.compare.run_curves import RunProgress
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.live.totals import RunningTotals
 from ergmeter.records import Flops, Mark, Missing, Reported, Step
-from ergmeter.runlog.dropped import DroppedSteps
+from ergmeter.runlog.format import DroppedSteps
 from tests.runs import even_steps, run_of
 from tests.unit.metrics import test_missing_ranks
 from tests.unit.metrics.reasons.case import Case, absent
