@@ -306,6 +306,9 @@ class Gate:
                 if any(pair.common_key(measured) for pair in self.pairing.both)
             ]  # fmt: skip
             names = [rule.measure.label for rule in lost]
+            if names[0] in there:
+                why = next(verdict.words for verdict in self.verdicts if verdict.rule == lost[0])
+                return f"nothing to judge by {names[0]}: {why} (--allow-missing: judge by others)"
             hint = suggestion(names[0], there, cutoff=0.5)
             return (
                 f"nothing to judge by {', '.join(names)}: no cell has it on both sides; {hint}both"
@@ -575,7 +578,9 @@ def _why_absent(pair: ConfigurationPair, rule: GateRule) -> str:
     for side, group in (("NEW", pair.new), ("REF", pair.ref)):
         if not group.has(rule.measure):
             return f"{side} does not have it{_reason(group, rule)}"
-    return "the two sides have no figure of the same kind, or none that is above 0"
+    if pair.common_key(rule.measure) is None:
+        return "the two sides have no figure of the same kind"
+    return "it is not above 0 on both sides, so there is no ratio to judge"
 
 
 def _reason(group: Group, rule: GateRule) -> str:

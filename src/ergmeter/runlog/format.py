@@ -203,11 +203,12 @@ def writer_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises FormatError if there is none."""
+def json_object(path: Path, *, max_bytes: int = -1) -> dict[str, Any]:
+    """The JSON object in a file, or in its first bytes. Raises FormatError if there is none."""
     try:
-        parsed = json.loads(path.read_bytes())
-    except ValueError as error:
+        with path.open("rb") as file:
+            parsed = json.loads(file.read(max_bytes))
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error})") from error
     except OSError as error:
         raise FormatError(f"{path}: can't be read ({error.strerror})") from error

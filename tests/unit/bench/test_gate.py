@@ -464,6 +464,14 @@ def test_a_rule_that_nothing_can_be_judged_by_is_an_error() -> None:
     assert gate(worse, table, ["samples_per_s -3%", "loss +-1%"]).exit_code == 1
 
 
+def test_a_figure_of_0_has_a_reason_of_its_own() -> None:
+    table = as_table([{**one, "samples_per_s": 0.0} for one in repeats("g", "loss", [1.0, 1.0])])
+    lost = gate(table, table, ["samples_per_s -3%", "loss +-1%"])
+    why = "it is not above 0 on both sides, so there is no ratio to judge"
+    assert lost.why_useless.startswith(f"nothing to judge by samples_per_s: {why}")
+    assert [one.words for one in lost.verdicts if one.state == "absent"] == [why]
+
+
 def test_default_rules_may_lack_what_the_reference_never_had() -> None:
     table = as_table(repeats("g", "loss", [1.0, 1.0]))
     assert gate(table, table).exit_code == 0

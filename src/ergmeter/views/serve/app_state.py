@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _ROUND_S = 1.0
 _INTEREST_S = 30.0  # a page counts as open this long after its last request
+_MAX_HEADER_BYTES = 1 << 20
 _HEADER_FIELDS = ("created", "command")
 _RUNNING = "running"
 
@@ -151,7 +152,7 @@ class RunListing:
 def _header(path: Path, name: str, _stamp: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields of a header that the list shows, empty if it is damaged."""
     try:
-        header = fmt.json_object(path)
+        header = fmt.json_object(path, max_bytes=_MAX_HEADER_BYTES)
     except FormatError:
         return {}
     fields = {field: header.get(field) for field in _HEADER_FIELDS}
