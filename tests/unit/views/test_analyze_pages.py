@@ -62,21 +62,10 @@ def test_the_formula_of_the_throughput_is_how_it_was_obtained(
 
 
 def test_a_pace_that_was_given_is_not_one_of_the_log_s(erg: Erg, job: Path) -> None:
-    assert "taken 7 as given" in said(erg, *JOB, *LOG, "--throughput", "7")
-    assert "taken 2 of the counted ones" in said(erg, *JOB, *LOG)
-
-
-def test_grey_is_spoken_of_where_there_is_some(erg: Erg, job: Path) -> None:
-    def shaded() -> bool:
-        return '"uncounted"' in (job / "a.html").read_text()
-
-    assert ("grey is not counted" in said(erg, *JOB, *LOG), shaded()) in (
-        (True, True),
-        (False,) * 2,
+    assert "sequences per second 7 7 sequences/s, as given" in said(
+        erg, *JOB, *LOG, "--throughput", "7"
     )
-    lines = [bar(step, 600 + 32 * step, 2.0) for step in (1, 2, 3)]
-    (job / "t.log").write_text("\r".join(lines) + "\n")
-    assert ("grey is not counted" in said(erg, *JOB, *LOG), shaded()) == (False, False)
+    assert "sequences per second 2 t.log: 1216 sequences in 608 s" in said(erg, *JOB, *LOG)
 
 
 def test_a_share_of_work_times_runs_is_called_so(erg: Erg, job: Path) -> None:

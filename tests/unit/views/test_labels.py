@@ -74,7 +74,7 @@ def test_broken_ones_cost_no_figure_and_are_told(erg: Erg, run: Path) -> None:
     assert "5 tokens/s" in out
     assert "tags and notes: can't be read: " in out
     whole = json.loads(erg("report", run, "--json")[1])
-    assert "not the labels of a run" in whole["labels"]["missing"]
+    assert f"{LABELS_FILE}: not JSON" in whole["labels"]["missing"]
     assert whole["readings"]["throughput.tokens_per_s"]["value"] == 5.0
     (run / LABELS_FILE).unlink()
     (run / LABELS_FILE).mkdir()  # what the system refuses to read

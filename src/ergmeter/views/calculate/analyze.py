@@ -94,8 +94,7 @@ def console_document(analysis: Analysis, *, per_file: bool) -> Document:
     lines = {"figures": _summary_lines(analysis), "score": _score_lines(analysis)}
     for name, texts in lines.items():
         if text := "\n".join(texts):
-            rest = (part for part in sections[name].parts if not isinstance(part, ChartPart))
-            parts = (Paragraph(text, is_to_copy=True), *rest)
+            parts = (Paragraph(text, is_to_copy=True), *sections[name].parts)
             sections[name] = replace(sections[name], parts=parts)
     first = [
         replace(sections.pop(name), title=title)
