@@ -207,7 +207,8 @@ class HandOver:
     @property
     def rank(self) -> int:
         """This process's rank, as far as it is known now."""
-        return self._ask_rank()
+        self._ask_rank()
+        return self._rank_now()
 
     @property
     def has_others(self) -> bool:
@@ -421,7 +422,7 @@ class HandOver:
 
     def _write_steps(self) -> None:
         while columns := self.pending.take(WRITE_ROWS):
-            columns["rank"] = (self._ask_rank(),) * len(columns["start_ns"])
+            columns["rank"] = (self._rank_now(),) * len(columns["start_ns"])
             self._guarded(self._write_columns, columns)
             self._moved_s = time.monotonic()
         dropped = self.pending.take_dropped()
@@ -443,15 +444,18 @@ class HandOver:
             self._writer.drop_steps(DroppedSteps.of(columns, why))
             raise
 
-    def _ask_rank(self) -> int:
+    def _ask_rank(self) -> None:
+        """Ask while there is somebody to ask: at the end of a program its process group is gone."""
+        if self._rank is None:
+            rank = own_rank()
+            self._given_rank = self._given_rank if rank is None else rank
+
+    def _rank_now(self) -> int:
         """This process's rank: as declared, else as the framework said, else as the launcher said.
 
-        Asked while there is somebody to ask: at the end of a program its process group is gone. The
-        environment comes last: several launchers set it late or not at all, and then two ranks
+        The environment comes last: several launchers set it late or not at all, and then two ranks
         would both call themselves 0.
         """
-        rank = own_rank()
-        self._given_rank = self._given_rank if rank is None else rank
         ranks = (self._rank, self._given_rank, launcher_rank())
         return next((rank for rank in ranks if rank is not None), 0)
 

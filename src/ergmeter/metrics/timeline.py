@@ -299,7 +299,10 @@ def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
 
 def loss_series(evidence: Evidence) -> tuple[Series, bool]:
     """All losses, and whether they are as printed."""
-    lane, is_printed = evidence.work.longest, False
+    # Under pipelines the last stage alone has a loss.
+    lanes = (evidence.work.longest, *evidence.work.lanes)
+    lane = next((lane for lane in lanes if np.isfinite(lane["loss"]).any()), lanes[0])
+    is_printed = False
     if not np.isfinite(lane["loss"]).any() and not evidence.from_output:
         lane, is_printed = evidence.printed, True
     has_loss = np.isfinite(lane["loss"])

@@ -248,6 +248,7 @@ _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as w
 _GROUP_GRACE_S = 0.05
 _ANSWER_S = 2.0
 _OUTPUT_WAIT_S = 2.0
+_SHELLS = ("sh", "bash", "dash", "zsh")
 _MODULE_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "uv")  # they take -m MODULE as well
 _LAUNCHER_MODULES = (  # what follows them is what they start
     *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
@@ -397,20 +398,35 @@ def run_name(command: Sequence[str]) -> str:
     `python -m pkg.train` and `torchrun -m pkg.train` are pkg.train, and `python -m
     torch.distributed.run train.py` is train.
     """
-    takes_module = is_python = False  # `-m` and `-c` mean other things to numactl
-    words = iter([part for word in command for part in word.split()])  # also those of `bash -c`
+    return _script_or_module(command) or Path(command[0]).stem
+
+
+def _script_or_module(command: Sequence[str]) -> str | None:
+    takes_module = is_python = is_shell = False  # `-m` and `-c` mean other things to numactl
+    words = iter(command)
     for word in words:
-        program = Path(word).name
+        base = Path(word).name
+        if is_shell and word in ("-c", "-lc"):
+            return _script_or_module(next(words, "").split())
         if takes_module and (module := _module_in(word, words)):
             if module not in _LAUNCHER_MODULES:
                 return module
-        elif is_python and re.fullmatch(r"-[a-zA-Z]*c", word):
-            break  # a program from the command line
-        elif word.endswith((".py", ".sh")):
-            return program[:-3]
-        elif re.fullmatch(r"(?:python|pypy)[\d.]*t?", program) or program in _MODULE_LAUNCHERS:
-            takes_module, is_python = True, program not in _MODULE_LAUNCHERS
-    return Path(command[0]).stem
+            is_python = False
+        elif is_python and word.startswith("-"):
+            if word in ("-W", "-X"):
+                next(words, "")
+            elif word == "-" or (word[1] != "-" and word.endswith("c")):
+                return None  # a program from standard input or from the command line
+        elif is_python or word.endswith((".py", ".sh")):
+            return base.removesuffix(".py").removesuffix(".sh")
+        elif _is_python(base) or base in _MODULE_LAUNCHERS:
+            takes_module, is_python = True, _is_python(base)
+        is_shell = is_shell or base in _SHELLS
+    return None
+
+
+def _is_python(program: str) -> bool:
+    return re.fullmatch(r"(?:python|pypy)[\d.]*t?", program) is not None
 
 
 def _module_in(word: str, words: Iterator[str]) -> str:

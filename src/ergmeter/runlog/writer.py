@@ -25,6 +25,7 @@ from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import DroppedSteps
+from ergmeter.runlog.process_group import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,10 +68,17 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
 
 def _is_over(run: Path) -> bool:
     """True if the run has writers and none is alive."""
-    from ergmeter.runlog.reader import Run, is_written  # noqa: PLC0415  numpy and pyarrow
+    writers = [path.parent for path in run.glob(f"*/{fmt.WRITER_FILE}")]
+    return bool(writers) and not any(_goes_on(directory) for directory in writers)
 
-    opened = Run.open(run)
-    return bool(opened.writers) and not is_written(opened)
+
+def _goes_on(directory: Path) -> bool:
+    try:
+        header = json.loads((directory / fmt.WRITER_FILE).read_bytes())
+        is_closed = b'"name": "closed"' in (directory / fmt.MARKS_FILE).read_bytes()
+        return not is_closed and is_alive(directory, header)
+    except (OSError, ValueError):
+        return True  # it is being made just now
 
 
 class _Segment:

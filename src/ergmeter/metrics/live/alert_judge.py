@@ -354,27 +354,36 @@ class Silence:
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """The times at which steps stopped and resumed."""
-        limit_ns = round(self.rule.limit * NS_PER_S)
         ends = [steps["end_ns"] for steps in rows.steps.values()]
-        ends_ns = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
-        if len(ends_ns):
+        limit_ns = round(self.rule.limit * NS_PER_S)
+        ends_ns = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
+        if self._is_steady(ends_ns, limit_ns):
+            self._last_ns, ends_ns = max(int(ends_ns[-1]), self._last_ns or 0), ends_ns[:0]
             self.lacks = ""
-            before_ns = np.append(self._last_ns or ends_ns[0], ends_ns[:-1])
-            for at in np.flatnonzero(ends_ns - before_ns > limit_ns).tolist():
-                yield from self._quiet_after(int(before_ns[at]), limit_ns)
+        for end_ns in ends_ns.tolist():
+            yield from self._quiet_until(end_ns, limit_ns)
+            if self._is_raised:
                 self._is_raised = False
-                quiet_s = float(ends_ns[at] - before_ns[at]) / NS_PER_S
+                quiet_s = (end_ns - (self._last_ns or end_ns)) / NS_PER_S
                 text = f"a step after {duration(quiet_s)}"
-                yield int(ends_ns[at]), quiet_s, self.rule.limit, text, "", True
-            self._last_ns = int(ends_ns[-1])
-        if self._last_ns is not None and rows.until_ns - self._last_ns > limit_ns:
-            yield from self._quiet_after(self._last_ns, limit_ns)
+                yield end_ns, quiet_s, self.rule.limit, text, "", True
+            self._last_ns = max(end_ns, self._last_ns or 0)
+            self.lacks = ""
+        yield from self._quiet_until(rows.until_ns, limit_ns)
 
-    def _quiet_after(self, last_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
-        if not self._is_raised:
-            self._is_raised = True
-            text = f"no step for {duration(self.rule.limit)}"
-            yield last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
+    def _is_steady(self, ends: Any, limit_ns: int) -> bool:  # noqa: ANN401  an array
+        """True if no gap exceeds the limit, the usual case: steps need not be looped over."""
+        if self._is_raised or not len(ends):
+            return False
+        before_ns = ends[0] if self._last_ns is None else self._last_ns
+        return bool(np.diff(ends, prepend=before_ns).max() <= limit_ns)
+
+    def _quiet_until(self, t_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
+        if self._last_ns is None or self._is_raised or t_ns - self._last_ns <= limit_ns:
+            return
+        self._is_raised = True
+        text = f"no step for {duration(self.rule.limit)}"
+        yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
 
 
 class ThrottledState:

@@ -140,6 +140,8 @@ def _extracted(archive: Path, into: Path) -> str:
             raise FormatError(f"{archive}: {name!r} is no plain file")
         with source, target.open("xb") as file:
             shutil.copyfileobj(source, file)  # reads no more than the stated size
+            if file.tell() != size:
+                raise FormatError(f"{archive}: {name!r} is not as long as it says")
         changed_s = min(changed_s, time.time())
         os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
     if len(names) != 1:
