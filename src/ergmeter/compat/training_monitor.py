@@ -23,6 +23,7 @@ import math
 import os
 import shutil
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -690,6 +691,7 @@ def _marked_mfu(mfu: float) -> str:
 # -- functions -------------------------------------------------------------------------------------
 
 _facts_of_models: WeakKeyDictionary[nn.Module, _ModelFacts] = WeakKeyDictionary()
+_warned: set[str] = set()
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # fp32 does not imply fp32 products
 
 
@@ -720,7 +722,7 @@ def calculate_mfu_with_profiler(
         return _unknown(f"no MFU: {error}")
     peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
     if dtype is None and facts.dtype is None and not math.isnan(peak):
-        warn_once(
+        _warn_once(
             "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
         )
     return flops / step_time / peak
@@ -799,5 +801,11 @@ def _sequence_flops(model: nn.Module, seq_length: int) -> float:
 
 
 def _unknown(why: str) -> float:
-    warn_once(why)
+    _warn_once(why)
     return math.nan
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import step_work
-from ergmeter.integrations import guard
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -97,26 +97,31 @@ def test_freezing_counts_anew(model: Any) -> None:
 
 @pytest.mark.usefixtures("h100")
 def test_weights_in_fp32_do_not_say_what_products_are_in(
-    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_warned", set())
+    monkeypatch.setattr(monitor, "_warned", set())
     held = model.to(torch.float32)
-    assumed = calculate_mfu_with_profiler(held, 4, 32, 0.1)
-    assert calculate_mfu_with_profiler(held, 4, 32, 0.1) == assumed
-    told = calculate_mfu_with_profiler(held, 4, 32, 0.1, dtype="tf32")
-    assert capsys.readouterr().err.count("pass dtype=") == 1
+    with pytest.warns(UserWarning, match="pass dtype=") as said:
+        assumed = calculate_mfu_with_profiler(held, 4, 32, 0.1)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calculate_mfu_with_profiler(held, 4, 32, 0.1) == assumed
+        told = calculate_mfu_with_profiler(held, 4, 32, 0.1, dtype="tf32")
     assert told == pytest.approx(2 * assumed, rel=1e-3)  # 494.7 against 989.5 TFLOP/s
 
 
 def test_an_unknown_peak_is_nan_and_one_warning(
-    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H299")
-    monkeypatch.setattr(guard, "_warned", set())
-    assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
-    assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
-    assert capsys.readouterr().err.count("unknown peak") == 1
+    monkeypatch.setattr(monitor, "_warned", set())
+    with pytest.warns(UserWarning, match="unknown peak"):
+        assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
 
 
 def test_peaks_by_name_and_type() -> None:
@@ -125,13 +130,11 @@ def test_peaks_by_name_and_type() -> None:
     assert get_gpu_peak_flops("NVIDIA H200", dtype="fp8") == 1979e12
 
 
-def test_without_a_gpu_there_is_no_peak(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(guard, "_warned", set())
-    assert math.isnan(get_gpu_peak_flops())
-    assert "no CUDA device" in capsys.readouterr().err
+    monkeypatch.setattr(monitor, "_warned", set())
+    with pytest.warns(UserWarning, match="no CUDA device"):
+        assert math.isnan(get_gpu_peak_flops())
 
 
 @pytest.mark.parametrize("bad", [(0, 8, 1.0), (1, 0, 1.0), (1, 8, 0.0), (1, 8, math.nan)])
