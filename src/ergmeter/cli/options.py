@@ -259,9 +259,9 @@ def progress_bar(
 
     times = {"remaining": progress.TimeRemainingColumn, "elapsed": progress.TimeElapsedColumn}
     with progress.Progress(
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(30),
-        progress.TextColumn("{task.fields[now]}"),
+        progress.TextColumn("{task.fields[now]}", markup=False),
         *([times[time]()] if time else []),
         console=Console(stderr=True),
         auto_refresh=refresh_per_second > 0,

@@ -52,13 +52,13 @@ class Stopping:
             return False
 
 
-def any_rank(wanted: bool) -> bool:
+def any_rank(wanted: bool, device: Any = None) -> bool:  # noqa: ANN401  torch's
     """True if any rank wants to stop."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
         return False  # ranks that can't be asked: to end alone is worse than to go on
     on_gpu = "nccl" in str(torch.distributed.get_backend())
-    vote = torch.tensor([int(wanted)], device="cuda" if on_gpu else "cpu")
+    vote = torch.tensor([int(wanted)], device=device or ("cuda" if on_gpu else "cpu"))
     torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
     return bool(vote.item())
 

@@ -241,6 +241,8 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
         ("curl http://me:word@host/{run}", ["an address with a password"]),
         ("sh -c 'WANDB_API_KEY=abc a.py' {run}", ["WANDB_API_KEY=..."]),
         ("sh -c 'train.py --password x' {run}", ["--password ..."]),
+        ("bash -c 'train.py --token  abc' {run}", ["--token ..."]),
+        ("train.py --api-key=-Abc123 {run}", ["--api-key=..."]),
         # Settings, names of settings, and what is put in elsewhere.
         ("train.py --pad_token x --max-tokens 512 --token {t} --hf_token $HF_TOKEN {run}", []),
         ("train.py --use_auth_token --model hf_models/llama MAX_TOKENS=4096 {run}", []),

@@ -72,6 +72,12 @@ def test_what_is_absent_has_its_reason(erg: Erg, job: Path) -> None:
     assert "No score was asked for" in section(out, "Score")
 
 
+def test_graphs_that_are_asked_for_and_absent_are_said_to_be(erg: Erg, job: Path) -> None:
+    (job / "empty").mkdir()
+    _, out, _ = erg(*JOB, "--throughput", "2", "--compile-dir", "empty", "--print-per-file")
+    assert "Per-file NKI analysis\nThere are no graphs." in out
+
+
 def test_a_hostile_name_is_text(erg: Erg, job: Path) -> None:
     name = "a|b<img src=x>`c`[d](e)\n# f"
     write(job / "evil" / "MODULE_1+0", one_dot(3, 5, 7, config(45, name=name)))

@@ -52,7 +52,9 @@ _ISSUED = re.compile(
     r"|(sk-)[\w-]*?(?=[A-Za-z]*\d)[A-Za-z\d]{16,})"
 )
 # An option or a variable with its value, unless a shell puts that in.
-_ASSIGNMENT = re.compile(r"(?<!\S)(--?[A-Za-z_][\w.-]*[= ]|[A-Z_][A-Z\d_]*=)(?=([^\s$-]\S*))")
+_ASSIGNMENT = re.compile(
+    r"(?<!\S)(--?[A-Za-z_][\w.-]*(?:=| (?!-))|[A-Z_][A-Z\d_]*=)(?=([^\s$]\S*))"
+)
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -87,7 +89,7 @@ def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Itera
 
 def secrets_in_command(words: Iterable[str]) -> list[str]:
     """What in a command looks like a key: how it begins, and never all of it."""
-    text = " ".join(words)  # a word may be a line for a shell
+    text = " ".join(" ".join(words).split())  # a word may be a line for a shell
     keys = []
     for named, value in _ASSIGNMENT.findall(text):
         name = named[:-1].lstrip("-")

@@ -307,7 +307,13 @@ def main(arguments: list[str]) -> int:
     process.cancel_on_signals()
     process.adopt_orphans()
     directory = options.directory.resolve()
-    Runner(directory, token=options.meeting).run()
+    try:
+        Runner(directory, token=options.meeting).run()
+    except OSError:
+        if directory.is_dir():
+            raise
+        sys.stderr.write(f"{directory} was moved or deleted; nothing more is written for it\n")
+        return 1
     with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
         results.complete(directory)
     return 0

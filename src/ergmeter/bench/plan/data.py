@@ -230,7 +230,11 @@ def _contents(path: Path) -> str:
 @functools.lru_cache(maxsize=32)
 def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
     """Once for all cells that are planned of it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def original_name(made: DataJob) -> str:

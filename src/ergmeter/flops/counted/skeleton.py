@@ -22,6 +22,7 @@ import sysconfig
 import time
 from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
+from threading import Lock
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import ReferenceType
@@ -54,6 +55,9 @@ _NOT_SENT_TYPES = (
     *(torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset),
     *(torch.cuda.Stream, torch.cuda.Event, torch.Generator, torch.jit.ScriptModule),
 )
+
+
+_MADE_ANEW: dict[type, Any] = {torch.device: (torch.device, ("cpu",)), type(Lock()): (Lock, ())}
 
 
 class NotSent:
@@ -257,8 +261,8 @@ def _reduced_python_module(module: ModuleType) -> tuple[Any, ...]:
 
 def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
     kind = type(obj)
-    if isinstance(obj, torch.device):
-        return torch.device, ("cpu",)
+    if kind in _MADE_ANEW:
+        return _MADE_ANEW[kind]
     if isinstance(obj, np.ndarray):
         if obj.dtype.hasobject:
             return NotSent, ("numpy array of objects",)

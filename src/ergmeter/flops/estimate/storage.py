@@ -194,7 +194,7 @@ def declared_method(config: ModelConfig) -> str | None:
     """The method of the quantisation that a configuration declares; None if it declares none."""
     fields = _raw(config, _QUANTISED)
     method = _method(ModelConfig(fields, where=config.where))
-    return (method or "no method named") if fields else None
+    return (method or fields.get("quant_algo") or "no method named") if fields else None
 
 
 def _has_experts(config: ModelConfig) -> bool:

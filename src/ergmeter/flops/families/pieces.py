@@ -45,10 +45,7 @@ def self_attention(
 def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
     """The size of a head where no field has it: an even share of the hidden size."""
     if hidden % heads:
-        raise FormatError(
-            f"{c.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads},"
-            " and there is no head_dim"
-        )
+        raise FormatError(f"{c.where}: the hidden size {hidden} is no multiple of {heads} heads")
     return hidden // heads
 
 

@@ -91,6 +91,8 @@ def console_document(analysis: Analysis, *, per_file: bool) -> Document:
     content = document(analysis, most_graphs=0)
     sections = _sections(analysis, len(analysis.graphs) if per_file else 0)
     del sections["cite"]
+    if per_file and not analysis.graphs:
+        sections["graphs"] = Section("graphs", "graphs", (Paragraph("There are no graphs."),))
     lines = {"figures": _summary_lines(analysis), "score": _score_lines(analysis)}
     for name, texts in lines.items():
         if text := "\n".join(texts):

@@ -57,4 +57,4 @@ class Teller(TrainerCallback):
             return self._should_stop()
         if state.global_step % max(1, int(args.logging_steps)):
             return False
-        return any_rank(self._should_stop())
+        return any_rank(self._should_stop(), args.device)
