@@ -63,7 +63,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads of an encoder": (
         "bert",
         {"num_attention_heads": 7},
-        "the hidden size 768 is no multiple of 7 heads",
+        "hidden_size 768 is no multiple of num_attention_heads 7$",
     ),
     "no square": ("vit", {"image_size": [224, 128]}, "image_size must be a square"),
     "large patches": ("vit", {"patch_size": 300}, "patch_size is larger"),

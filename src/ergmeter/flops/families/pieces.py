@@ -45,7 +45,8 @@ def self_attention(
 def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
     """The size of a head where no field has it: an even share of the hidden size."""
     if hidden % heads:
-        raise FormatError(f"{c.where}: the hidden size {hidden} is no multiple of {heads} heads")
+        names = f"hidden_size {hidden} is no multiple of num_attention_heads {heads}"
+        raise FormatError(f"{c.where}: {names}")
     return hidden // heads
 
 
