@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Have SIGINT and SIGTERM call the handler within the block, and what they did before after it.
+    """Call the handler on SIGINT and SIGTERM within the block; restore the old handlers after it.
 
     One that is ignored (nohup, a shell's background job) stays so. Outside of the main thread
     nothing changes: the program around us handles its signals.

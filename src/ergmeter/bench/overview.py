@@ -215,7 +215,7 @@ class Configuration:
 
     @property
     def ok(self) -> list[Mapping[str, Any]]:
-        """The repeats that came to their end."""
+        """The repeats whose status is ok."""
         return [row for row in self.rows if row["status"] == "ok"]
 
     @property
@@ -237,7 +237,7 @@ class Configuration:
 
     @property
     def reason(self) -> str:
-        """Why the first of them that failed did."""
+        """The reason of the first run that failed."""
         failed = (row for row in self.rows if row["status"] != "ok" and row["reason"])
         return next((str(row["reason"]) for row in failed), "")
 

@@ -243,7 +243,7 @@ def progress_bar(
     refresh_per_second: float = 0.0,
     time: Literal["remaining", "elapsed"] | None = None,
 ) -> Iterator[Callable[[float, float | None, str], None]]:
-    """Yield what takes how much is done, of how much, and a text.
+    """Yield a function that takes how much is done, how much there is in all, and a text.
 
     It shows a bar on a terminal, and elsewhere one line before it all, if it `has_line`. Drawing
     takes processor time from what is measured, so it is drawn seldom, or by default when something

@@ -94,7 +94,7 @@ class Pairing:
 
 
 def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
-    """Match two sides. A column that is chosen with `where` on a side is not matched by.
+    """Pair the configurations of two sides by their columns, except those chosen with `where`.
 
     NotComparable for windows of different kinds.
     """

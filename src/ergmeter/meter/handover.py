@@ -119,7 +119,7 @@ class QueueThread:
                 self._wake.clear()
 
     def _run(self) -> None:
-        """What the thread does."""
+        """Work through the queue; subclasses implement it."""
         raise NotImplementedError
 
 

@@ -404,13 +404,13 @@ class Scenario(_Shared):
 
     @property
     def template(self) -> Template:
-        """Its command; not before it is known what scenarios without one run."""
+        """The scenario's command; only once the default command is set."""
         assert self.command is not None
         return self.command
 
     @property
     def claims(self) -> list[Expected]:
-        """All that it expects of its cells."""
+        """Everything the scenario expects of its cells."""
         return [claim for claims in self.expects for claim in claims]
 
 

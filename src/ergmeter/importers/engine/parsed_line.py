@@ -105,7 +105,7 @@ class ParsedLine:
                 self.amounts.setdefault(step_field, (value, mode))
 
     def complete(self, further: ParsedLine) -> None:
-        """Adds what a further line about the same step says and this one does not."""
+        """Adds what another line about the same step has and this one lacks."""
         for name, value in further.figures.items():
             if getattr(self, name) is None or (name == "loss" and further.is_bar):
                 setattr(self, name, value)

@@ -100,7 +100,7 @@ class Loop:
             self._record()
 
     def _without_training(self) -> None:
-        """Set what belongs to one training to that of none."""
+        """Reset everything that belongs to one training."""
         self.training: Training | None = None
         self._labels: LossLabels | None = None  # of its loss, where they are counted
         self._roots: list[Root] = []  # the first is the one whose tokens count
