@@ -8,9 +8,10 @@ the damage and its offset.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.hlo import compiled, proto
@@ -36,6 +37,8 @@ _LARGE_BYTES = 1 << 14  # an instruction of this size holds a literal, which pro
 _NUMBERS = {"id": proto.ID}
 _LISTS = {"operand_ids": proto.OPERAND_IDS, "called_ids": proto.CALLED_IDS}
 _ENCODED = {"opcode": proto.OPCODE, "shape": proto.SHAPE, "dot_dimensions": proto.DOT_DIMENSIONS}
+_OWN_NUMBERS = {"id": proto.COMPUTATION_ID, "root_id": proto.COMPUTATION_ROOT_ID}
+_INSTRUCTION_TAG = proto.COMPUTATION_INSTRUCTION << 3 | 2
 _UNUSED = {"name": proto.NAME, "metadata": 7, "dimensions": 14, "attributes": 68, "statistics": 82}
 
 
@@ -62,9 +65,28 @@ def _library() -> compiled.Library | None:
 def _read(data: Buffer) -> Module:
     """The module, read by protobuf. Raises Malformed if it is damaged."""
     fields, start = module_fields(data)
-    every = [_computation(data, where) for where in spans(fields, proto.MODULE_COMPUTATION)]
-    if not every:
+    extents = spans(fields, proto.MODULE_COMPUTATION)
+    if not extents:
         raise Malformed("it has no computations", start)
+    ids: list[int] = []
+    idle: set[int] = set()
+    working: dict[int, Computation] = {}  # by their number
+    instructions = 0
+    for number, (where, merged) in enumerate(
+        zip(extents, _merged(data, start, extents), strict=True)
+    ):
+        if merged is not None and _is_quiet(merged.instructions):
+            ids.append(merged.id)
+            idle.add(merged.id)
+            instructions += len(merged.instructions.opcode)
+            continue
+        computation = _computation(data, where, merged and merged.instructions)
+        ids.append(computation.id)
+        instructions += computation.instructions
+        if computation.is_idle:
+            idle.add(computation.id)
+        else:
+            working[number] = computation
     return Module(
         data=data,
         name=text(data, fields, proto.MODULE_NAME),
@@ -72,76 +94,120 @@ def _read(data: Buffer) -> Module:
         entry_name=text(data, fields, proto.MODULE_ENTRY_NAME),
         payloads=spans(fields, proto.MODULE_PAYLOAD),
         computations=Computations(
-            [computation.id for computation in every],
-            every.__getitem__,
-            idle={computation.id for computation in every if computation.is_idle},
-            instructions=sum(computation.instructions for computation in every),
+            ids,
+            lambda number: working.get(number) or _computation(data, extents[number]),
+            idle=idle,
+            instructions=instructions,
         ),
         reader="protobuf",
         fields=fields,
     )
 
 
-def _computation(data: Buffer, where: Span) -> Computation:
+def _merged(data: Buffer, start: int, extents: list[Span]) -> Iterator[Any]:
+    """Each computation with its instructions merged into one; None for large and damaged ones.
+
+    Most computations are a sum or a comparison. Merged, their opcodes are one list.
+    """
+    schema = _schema()
+    first = 0
+    while first < len(extents):
+        last = first + 1
+        while last < len(extents) and extents[last][1] - start < _AT_ONCE_BYTES:
+            last += 1
+        computations: Sequence[Any] = ()
+        end = extents[last - 1][1]
+        if end - start < _AT_ONCE_BYTES:
+            with suppress(schema.refusal):
+                computations = schema.module.FromString(data[start:end]).computations
+        found = len(computations) == last - first
+        yield from computations if found else [None] * (last - first)
+        first, start = last, end
+
+
+def _is_quiet(merged: Any) -> bool:  # noqa: ANN401  built by _schema
+    """Whether these instructions neither multiply nor call; False if one lacks its opcode."""
+    opcodes = merged.opcode
+    return (
+        proto.QUIET_OPCODES.issuperset(opcodes)
+        and len(opcodes) == len(merged.id) == len(merged.name)
+        and not merged.called_ids
+    )
+
+
+def _computation(data: Buffer, where: Span, merged: Any = None) -> Computation:  # noqa: ANN401
+    """The computation at `where`, by the opcodes and ids of its merged instructions if given.
+
+    Those are out of step where an instruction has two opcodes and another none. So the instructions
+    that matter are compared with them, and all are read one by one where they differ.
+    """
     parsed = _parsed(data, where)
     instructions = parsed.instructions
-    opcodes = [instruction.opcode for instruction in instructions]
-    is_quiet = proto.QUIET_OPCODES.issuperset(opcodes)
-    ids = None if is_quiet else [instruction.id for instruction in instructions]
-    places = _Places(data, where, ids)
+    if merged is not None and len(merged.opcode) == len(merged.id) == len(instructions):
+        opcodes, ids, called = merged.opcode[:], merged.id[:], len(merged.called_ids)
+    else:
+        merged, called = None, 0
+        opcodes = [instruction.opcode for instruction in instructions]
+        ids = [instruction.id for instruction in instructions]
+    places = _Places(data, where, ids, exact=merged is None)
     computation = Computation(
         id=parsed.id,
         name=parsed.name.decode(errors="replace"),
         root_id=parsed.root_id,
         places=places,
-        instructions=len(opcodes),
+        instructions=len(instructions),
     )
-    if is_quiet:
-        return computation
-    for index, opcode in enumerate(opcodes):
-        if opcode in proto.QUIET_OPCODES:
-            continue
-        kind = proto.KINDS.get(opcode, proto.OTHER)
+    quiet, kinds = proto.QUIET_OPCODES, proto.KINDS
+    for index in [index for index, opcode in enumerate(opcodes) if opcode not in quiet]:
+        instruction, opcode = instructions[index], opcodes[index]
+        if instruction.opcode != opcode:
+            return _computation(data, where)
+        kind = kinds.get(opcode, proto.OTHER)
         if kind == proto.DOT:
-            _add_dot(computation, index, instructions, places)
+            if not _add_dot(computation, index, instructions, places):
+                return _computation(data, where)
+            continue
+        callees = instruction.called_ids
+        called -= len(callees)
+        if kind == proto.SPECIAL:
+            computation.special.append(index)
+        elif kind == proto.APPLYING:
+            computation.applied += callees
         else:
-            _add(computation, index, instructions[index], kind)
-    return computation
-
-
-def _add(computation: Computation, index: int, instruction: Any, kind: int) -> None:  # noqa: ANN401
-    if kind == proto.SPECIAL:
-        computation.special.append(index)
-    elif kind == proto.APPLYING:
-        computation.applied += instruction.called_ids
-    else:
-        for callee in instruction.called_ids:
-            computation.calls += (callee, index)
+            for callee in callees:
+                computation.calls += (callee, index)
+    return computation if merged is None or not called else _computation(data, where)
 
 
 def _add_dot(
     computation: Computation, index: int, instructions: Sequence[Any], places: _Places
-) -> None:
-    """Note a dot with those of the same shapes; one without its operand is a special case."""
+) -> bool:
+    """Note a dot with those of the same shapes; one without its operand is a special case.
+
+    Returns False if another instruction than the operand stands where the operand's id does.
+    """
     dot = instructions[index]
-    left = places.numbers.get(dot.operand_ids[0]) if dot.operand_ids else None
+    operands = dot.operand_ids
+    left = places.numbers.get(operands[0]) if operands else None
     if left is None:
         computation.special.append(index)
-        return
-    key = (dot.shape, instructions[left].shape, dot.dot_dimensions)
+        return True
+    operand = instructions[left]
+    key = (dot.shape, operand.shape, dot.dot_dimensions)
     computation.dots.setdefault(key, [0, index])[0] += 1
+    return bool(operand.id == operands[0])
 
 
 def _parsed(data: Buffer, where: Span) -> Any:  # noqa: ANN401  built by _schema
     """The computation at `where`; Malformed if it is damaged."""
-    make, _, refusal = _schema()
+    schema = _schema()
     if where[1] - where[0] < _AT_ONCE_BYTES:
         try:
-            return make.FromString(data[where[0] : where[1]])
-        except refusal:
+            return schema.computation.FromString(data[where[0] : where[1]])
+        except schema.refusal:
             pass  # the next lines find out where it is damaged
     fields = message(data, *where)
-    return make(
+    return schema.computation(
         id=integer(fields, proto.COMPUTATION_ID),
         name=encoded(data, fields, proto.COMPUTATION_NAME),
         root_id=integer(fields, proto.COMPUTATION_ROOT_ID),
@@ -153,22 +219,31 @@ def _parsed(data: Buffer, where: Span) -> Any:  # noqa: ANN401  built by _schema
 
 def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
     """The instruction at `extent`, as a message of `_schema`."""
-    _, make, refusal = _schema()
+    schema = _schema()
     if extent[1] - extent[0] < _LARGE_BYTES:
         try:
-            return make.FromString(data[extent[0] : extent[1]])
-        except refusal:
+            return schema.instruction.FromString(data[extent[0] : extent[1]])
+        except schema.refusal:
             pass  # the next lines find out where it is damaged
     fields = message(data, *extent)
     values: dict[str, Any] = {name: integer(fields, number) for name, number in _NUMBERS.items()}
     values |= {name: integers(data, fields, number) for name, number in _LISTS.items()}
     values |= {name: encoded(data, fields, number) for name, number in _ENCODED.items()}
-    return make(**values)
+    return schema.instruction(**values)
+
+
+class _Schema(NamedTuple):
+    """Message classes, and what damaged bytes raise."""
+
+    computation: Any
+    instruction: Any
+    module: Any  # of computations whose instructions are merged into one
+    refusal: type[Exception]
 
 
 @lru_cache(maxsize=1)
-def _schema() -> tuple[Any, Any, type[Exception]]:
-    """The message classes of a computation and an instruction, and what damaged bytes raise.
+def _schema() -> _Schema:
+    """The parts of hlo.proto that an index needs.
 
     It is in a pool of its own, since tensorflow and torch-neuronx load hlo.proto itself.
     """
@@ -176,60 +251,93 @@ def _schema() -> tuple[Any, Any, type[Exception]]:
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
     file = descriptor_pb2.FileDescriptorProto(name="ergmeter", syntax="proto3")
-    fields = file.message_type.add(name="Instruction").field
     kind = descriptor_pb2.FieldDescriptorProto
-    for numbers, type_, label in (
-        (_NUMBERS, kind.TYPE_INT64, kind.LABEL_OPTIONAL),
-        (_LISTS, kind.TYPE_INT64, kind.LABEL_REPEATED),
-        (_ENCODED | _UNUSED, kind.TYPE_BYTES, kind.LABEL_OPTIONAL),
-    ):
+    once, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
+
+    def add(message: str, numbers: dict[str, int], label: int, what: int | str) -> None:
+        """Adds fields to a message: of a type by its number, or of a message by its name."""
+        every = {member.name: member for member in file.message_type}
+        fields = (every.get(message) or file.message_type.add(name=message)).field
         for name, number in numbers.items():
-            fields.add(name=name, number=number, type=type_, label=label)
-    fields = file.message_type.add(name="Computation").field
-    fields.add(name="id", number=proto.COMPUTATION_ID, type=kind.TYPE_INT64)
-    fields.add(name="root_id", number=proto.COMPUTATION_ROOT_ID, type=kind.TYPE_INT64)
-    fields.add(name="name", number=proto.COMPUTATION_NAME, type=kind.TYPE_BYTES)
-    fields.add(
-        name="instructions", number=proto.COMPUTATION_INSTRUCTION, type=kind.TYPE_MESSAGE,
-        type_name="Instruction", label=kind.LABEL_REPEATED,
-    )  # fmt: skip
+            made = fields.add(name=name, number=number, label=label)
+            if isinstance(what, int):
+                made.type = what
+            else:
+                made.type, made.type_name = kind.TYPE_MESSAGE, what
+
+    add("Instruction", _NUMBERS, once, kind.TYPE_INT64)
+    add("Instruction", _LISTS, many, kind.TYPE_INT64)
+    add("Instruction", _ENCODED | _UNUSED, once, kind.TYPE_BYTES)
+    add("Merged", _NUMBERS | _LISTS, many, kind.TYPE_INT64)
+    add("Merged", {"opcode": proto.OPCODE, "name": proto.NAME}, many, kind.TYPE_BYTES)
+    merged = {"name", "opcode"}
+    unused = {name: number for name, number in (_ENCODED | _UNUSED).items() if name not in merged}
+    add("Merged", unused, once, kind.TYPE_BYTES)
+    instructions = {"instructions": proto.COMPUTATION_INSTRUCTION}
+    for name, label, what in (("Computation", many, "Instruction"), ("Idle", once, "Merged")):
+        add(name, _OWN_NUMBERS, once, kind.TYPE_INT64)
+        add(name, {"name": proto.COMPUTATION_NAME}, once, kind.TYPE_BYTES)
+        add(name, instructions, label, what)
+    add("Module", {"computations": proto.MODULE_COMPUTATION}, many, "Idle")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    computation, instruction = (
+    computation, instruction, module = (
         message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
-        for name in ("Computation", "Instruction")
+        for name in ("Computation", "Instruction", "Module")
     )
-    return computation, instruction, DecodeError
+    return _Schema(computation, instruction, module, DecodeError)
 
 
 class _Places:
     """Instruction spans by id and index, looked for as far as they are asked for."""
 
-    def __init__(self, data: Buffer, where: Span, ids: list[int] | None) -> None:
+    def __init__(self, data: Buffer, where: Span, ids: list[int], *, exact: bool) -> None:
         self._data, self._where, self._ids = data, where, ids
+        self._is_exact = exact  # else the ids may be out of step
         self._at = where[0]
         self._extents: list[Span] = []
 
     def by_index(self, index: int) -> Span:
-        while len(self._extents) <= index:
-            number, value, self._at = field(self._data, self._at)
+        data, at, extents = self._data, self._at, self._extents
+        while len(extents) <= index:
+            tag, size = data[at], data[at + 1]
+            if tag == _INSTRUCTION_TAG and size < 0x80:  # as most
+                begin = at + 2
+                at = begin + size
+                extents.append((begin, at))
+                continue
+            number, value, at = field(data, at)
             if number == proto.COMPUTATION_INSTRUCTION and isinstance(value, tuple):
-                self._extents.append(value)
-        return self._extents[index]
+                extents.append(value)
+        self._at = at
+        return extents[index]
 
     def by_id(self, member: int) -> Span | None:
         index = self.numbers.get(member)
-        return None if index is None else self.by_index(index)
+        extent = None if index is None else self.by_index(index)
+        if self._is_exact:
+            return extent
+        if extent and integer(message(self._data, *extent), proto.ID) == member:
+            return extent
+        self._read_ids()
+        del self.numbers
+        return self.by_id(member)
+
+    def _read_ids(self) -> None:
+        """Read the id of each instruction."""
+        parsed = _parsed(self._data, self._where)
+        self._ids = [instruction.id for instruction in parsed.instructions]
+        self._is_exact = True
 
     @cached_property
     def numbers(self) -> dict[int, int]:
         """The index of each id; not of 0 if several have it, which are those without an id."""
-        ids = self._ids
-        if ids is None:
-            ids = [instruction.id for instruction in _parsed(self._data, self._where).instructions]
-        numbers = dict(zip(ids, range(len(ids)), strict=True))
-        if len(numbers) != len(ids):
+        numbers = {member: index for index, member in enumerate(self._ids)}
+        if len(numbers) != len(self._ids) and not self._is_exact:
+            self._read_ids()
+            return self.numbers
+        if len(numbers) != len(self._ids):
             numbers.pop(0, None)
-            if len(numbers) + ids.count(0) != len(ids):
+            if len(numbers) + self._ids.count(0) != len(self._ids):
                 raise Malformed("two instructions of one id in a computation", self._where[0])
         return numbers

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.hlo import count_file, count_files
+from ergmeter.hlo import count_file, count_files, files
 from tests.unit.hlo.handmade import MADE, D
 from tests.unit.hlo.readers import same
 
@@ -44,6 +46,49 @@ def test_each_file_has_its_count_or_its_error_in_the_order_given(mixed: list[Pat
         assert by_name[name].count is None
         assert by_name[name].error
     assert "byte" in str(by_name["damaged.pb"].error)
+
+
+def without_compiled_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERGMETER_COMPILED", "0")
+    monkeypatch.setattr(files, "_MANY_BYTES", 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_many_megabytes_are_counted_by_several_processes_with_the_same_results(
+    mixed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = list(count_files(mixed))
+    without_compiled_reader(monkeypatch)
+    monkeypatch.setattr(files, "_counted", refused_here)
+    together = list(count_files(mixed))
+    assert [one.path for one in together] == mixed
+    for one, other in zip(together, alone, strict=True):
+        assert (one.error is None, one.size_bytes) == (other.error is None, other.size_bytes)
+        assert not one.count or (other.count and same(one.count) == same(other.count))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_files_of_a_killed_process_are_counted_here(
+    mixed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [one.error for one in count_files(mixed)]
+    without_compiled_reader(monkeypatch)
+    monkeypatch.setattr(files, "_counted", killed_elsewhere)
+    assert [one.error for one in count_files(mixed)] == alone
+
+
+HERE, counted = os.getpid(), files._counted
+
+
+def refused_here(path: Path) -> files.FileCount:
+    assert os.getpid() != HERE
+    return counted(path)
+
+
+def killed_elsewhere(path: Path) -> files.FileCount:
+    if os.getpid() != HERE:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counted(path)
 
 
 def test_an_error_names_the_file_and_the_byte(tmp_path: Path) -> None:
