@@ -314,6 +314,13 @@ class Missing:
 Result: TypeAlias = "Reading | Missing"
 
 
+def result_from_json(stored: dict[str, Any]) -> Result:
+    """A result from a run's header; fields of later versions are ignored."""
+    if "reason" in stored:
+        return Missing(stored["reason"])
+    return Reading(**{name: stored[name] for name in Reading.__slots__ if name in stored})
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Every metric of the catalogue for one run: for the run, and device by device."""

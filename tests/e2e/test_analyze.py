@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from ergmeter.compat.nki_llama import CONSOLE_SECTIONS
-from tests.e2e.conftest import ERG, PYTHON, Lab
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import ERG, PYTHON, Lab, erg
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 from tests.unit.neuron.test_agreement import megatron
 
@@ -401,6 +402,127 @@ def test_outputs_of_both_kinds_are_compared(example: Lab) -> None:
     shown = " ".join(shown.split())
     assert "counted_by=the original against counted_by=erg analyze (1 and 2 runs)" in shown
     assert example.run(ERG, "analyze", "--compare", "a.json").returncode == 2
+
+
+def run_of(lab: Lab, name: str, *more: object) -> dict[str, Any]:
+    """The JSON of an analysis that also made a run."""
+    printed, _ = analyze(
+        lab, WAYS[0], "--compile-dir", "cache", "--calculate-score", "--base-mfu", "10",
+        "--base-throughput", "1", *more, "--json", "--run", name,
+    )  # fmt: skip
+    document: dict[str, Any] = json.loads(printed)
+    return document
+
+
+def report_of(run: Path, *options: str) -> dict[str, Any]:
+    code, printed, error = erg("report", "--json", *options, run)
+    assert code == 0, error
+    report: dict[str, Any] = json.loads(printed)
+    return report
+
+
+def judged(lab: Lab, *words: object) -> dict[str, Any]:
+    done = lab.run(ERG, "gate", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    judgement: dict[str, Any] = json.loads(done.stdout)
+    return judgement
+
+
+@pytest.mark.parametrize("given", [(), ("--throughput", "3")])
+def test_a_run_of_an_analysis_reports_the_same_metrics(
+    example: Lab, given: tuple[str, ...]
+) -> None:
+    document = run_of(example, "run", "--log-file", "train.log", *given)
+    report = report_of(example.path / "run")
+    readings = report["readings"]
+    rate = document["throughput_seq_per_sec"]
+    assert rate == (3.0 if given else pytest.approx(2.0))
+    assert readings["throughput.samples_per_s"]["value"] == rate
+    assert readings["throughput.tokens_per_s"]["value"] == rate * document["sequence_length"]
+    assert readings["analysis.score"]["value"] == document["training_score"]
+    ratio = document["nki_analysis"]["summary"]["overall_nki_ratio"]
+    assert readings["analysis.nki_frac"]["value"] == ratio == pytest.approx(1000 / 1306)
+    assert 100 * readings["utilization.mfu_frac"]["value"] == document["mfu_percent"]
+    assert 100 * readings["utilization.hfu_frac"]["value"] == document["hfu_percent"]
+    for key, name, scale in (
+        ("utilization.mfu_frac", "mfu_percent", 100),
+        ("analysis.score", "training_score", 1),
+        ("analysis.nki_frac", "overall_nki_ratio", 1),
+    ):
+        origin, reading = document["obtained"][name], readings[key]
+        assert (reading["basis"], reading["note"]) == (origin["basis"], origin["note"])
+        for end in ("low", "high"):
+            assert (reading[end] is None) == (origin[end] is None)
+            assert reading[end] is None or scale * reading[end] == origin[end]
+    assert readings["steps.count"]["value"] == 19
+    assert readings["training.loss"]["value"] == 5.0
+    per_step = document["tflop_per_sequence"] * 1e12 * document["batch_size"]
+    (flops, *_) = Run.open(example.path / "run").flops
+    assert flops.model_per_step == pytest.approx(per_step)
+    assert (flops.convention, flops.engine) == (document["convention"], "analytic")
+    assert flops.tokens_per_step == document["batch_size"] * document["sequence_length"]
+    assert report["settings"]["num_devices"] == document["peak"]["cores"] == 32
+
+
+def test_other_settings_are_computed_from_the_steps(example: Lab) -> None:
+    document = run_of(example, "run", "--log-file", "train.log", "--throughput", "3")
+    readings = report_of(example.path / "run", "--dtype", "fp32")["readings"]
+    in_fp32 = document["mfu_percent"] / 100 * 2 / 3 * 95 / 23.75  # at the log's own 2 sequences/s
+    assert readings["utilization.mfu_frac"]["value"] == pytest.approx(in_fp32)
+    assert readings["throughput.samples_per_s"]["value"] == pytest.approx(2.0)
+    assert readings["analysis.score"]["value"] == document["training_score"]
+
+
+def test_runs_of_analyses_are_gated_and_compared(example: Lab) -> None:
+    slow = run_of(example, "slow", "--log-file", "train.log")
+    fast = run_of(example, "fast", "--log-file", "train.log", "--throughput", "3")
+    (example.path / "slow.json").write_text(json.dumps(slow))
+    rules = [
+        word
+        for name in ("tokens_per_s", "mfu", "analysis.score", "analysis.nki_frac")
+        for word in ("--rule", f"{name} -3%")
+    ]
+    assert judged(example, "slow", "slow", *rules, "--noise", "1%")["state"] == "pass"
+    assert judged(example, "fast", "slow", *rules, "--noise", "1%")["state"] == "pass"
+    worse = example.run(ERG, "gate", "slow", "fast", *rules, "--noise", "1%")
+    assert worse.returncode == 1, worse.stdout
+    shown = " ".join(worse.stdout.decode().split())
+    assert "worse slow tokens_per_s -3% -33.3 % (12288 to 8192)" in shown
+    assert "worse slow analysis.score -3%" in shown
+    of_file = ("slow", "slow.json", "--rule", "analysis.score -3%", "--noise", "1%")
+    assert judged(example, *of_file)["state"] == "pass"
+    done = example.run(
+        ERG, "compare", "slow", "fast", "--metric", "analysis.score", "--metric", "mfu", "--json"
+    )
+    groups = json.loads(done.stdout)["groups"]
+    scores = [group["means"]["analysis.score"]["value"] for group in groups]
+    assert scores == pytest.approx([slow["training_score"], fast["training_score"]])
+
+
+def test_of_a_log_of_several_runs_the_last_has_the_metrics(example: Lab) -> None:
+    lines = [bar(step, 32 * step, 2.0) for step in (*range(1, 9), *range(1, 13))]
+    (example.path / "two.log").write_text("\n".join(lines) + "\n")
+    document = run_of(example, "run", "--log-file", "two.log")
+    first, last = (report_of(example.path / name)["readings"] for name in ("run", "run-2"))
+    assert "analysis.score" not in first
+    assert last["analysis.score"]["value"] == document["training_score"]
+    assert last["steps.count"]["value"] == 11
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--run needs --log-file"),
+        (("--log-file", "-"), "- is none"),
+        (("--log-file", "train.log", "--compat"), "leave out --compat"),
+    ],
+)
+def test_a_run_needs_a_log_and_our_own_numbers(
+    example: Lab, words: tuple[str, ...], message: str
+) -> None:
+    _, error = analyze(example, WAYS[0], *words, "--run", "run", rc=2)
+    assert message in error
+    assert not (example.path / "run").exists()
 
 
 def test_the_script_calls_itself_by_its_own_name(lab: Lab) -> None:

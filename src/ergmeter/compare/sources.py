@@ -33,7 +33,7 @@ from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import TRAINING
-from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
+from ergmeter.metrics.summarize import analysed, ask_devices, evidence_of, readings_of
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, RUNNING, Run
@@ -239,7 +239,8 @@ def _entry(
     evidence = evidence_of(run, wanted.settings)
     each = or_none(flops_per_token, evidence.flops[0]) if evidence.flops else None
     ask_devices(evidence)
-    readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
+    keys = (key for key in wanted.keys if key in catalogue())
+    readings = readings_of(evidence, dict.fromkeys((*keys, *analysed(evidence))))
     diverged = divergence(readings)
     if diverged:
         return _failed(run, source, argument, "diverged", f"it {diverged}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import IMPOSSIBLE, Metric, catalogue
+from ergmeter.metrics.catalog import IMPOSSIBLE, Metric, catalogue, every_metric
 from ergmeter.metrics.checks import fitness, flop_count_contradictions
 from ergmeter.metrics.definitions.throughput import samples
 from ergmeter.metrics.definitions.tokens import tokens
@@ -164,7 +164,7 @@ def _told_twice(evidence: Evidence) -> list[str]:
 def _impossible(readings: dict[str, Result]) -> list[str]:
     """Each impossible reading, with the reason; a reason that several share is given once."""
     titles = grouped(
-        (result.impossible, catalogue()[key].title)
+        (result.impossible, every_metric()[key].title)
         for key, result in readings.items()
         if isinstance(result, Reading) and result.impossible
     )
@@ -326,14 +326,33 @@ def summary_of(evidence: Evidence) -> Summary:
     """Summarise an evidence, so that a caller can go on using it without reading twice."""
     of_devices = {key: metric for key, metric in catalogue().items() if metric.per_device}
     devices = _by_device(evidence, of_devices)
-    run, readings = evidence.run, readings_of(evidence, catalogue())
+    run, keys = evidence.run, dict.fromkeys((*catalogue(), *analysed(evidence)))
+    readings = readings_of(evidence, keys)
     remarks = notes(evidence, readings)
     return Summary(run.name, run.status, readings, devices, remarks, evidence.window_facts())
 
 
 def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
     """Results of some metrics, by key. Data that only the others need is not read."""
-    return {key: _result(catalogue()[key].reading, evidence) for key in keys}
+    stored = analysed(evidence)
+    return {key: stored.get(key) or _result(catalogue()[key].reading, evidence) for key in keys}
+
+
+def analysed(evidence: Evidence) -> dict[str, Result]:
+    """The results of `erg analyze` that are stored in a run, by metric.
+
+    Metrics that a run has by itself are computed from its steps where the reader declares other
+    settings or FLOPs, or looks at a part of the run.
+    """
+    run = evidence.run
+    stored = {key: result for key, result in run.analysis.items() if key in every_metric()}
+    if not stored or (
+        run.between is None
+        and evidence.settings == settings_of(run)
+        and evidence.flops == run.flops
+    ):
+        return stored
+    return {key: result for key, result in stored.items() if key not in catalogue()}
 
 
 def ask_devices(evidence: Evidence) -> None:

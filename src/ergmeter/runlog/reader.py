@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
+from ergmeter.records import (
+    COLUMN_KINDS,
+    Device,
+    Flops,
+    Mark,
+    Reported,
+    Result,
+    Window,
+    result_from_json,
+)
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
 from ergmeter.runlog.process_group import is_alive
@@ -165,6 +174,13 @@ class Run:
             if isinstance(workload, dict)
             for n, v in workload.items()
         }
+
+    @cached_property
+    def analysis(self) -> dict[str, Result]:
+        """The results of `erg analyze` that are stored in the run, by metric; empty if none are."""
+        stored = (w.header.get("analysis") for w in self.writers)
+        results = (part for part in stored if isinstance(part, dict))
+        return {key: result_from_json(result) for part in results for key, result in part.items()}
 
     @cached_property
     def unavailable(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.catalog import find
+from ergmeter.metrics.catalog import Alias, Metric, every_metric, find
 from ergmeter.metrics.definitions.energy_breakdown import export_tables
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.summarize import evidence_of, settings_of
@@ -70,7 +70,7 @@ def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
 def metrics_document(summary: Summary, names: Sequence[str]) -> Document:
     """Return these metrics, by key or alias: a line for each; as data in the catalogue's unit."""
     lines = Paragraph("\n".join(metric_lines(summary, names)), is_to_copy=True)
-    keys = [find(name)[0].key for name in names]
+    keys = [_metric(summary, name)[0].key for name in names]
     data = {"readings": {key: result(summary.readings[key]) for key in keys}}
     return Document(f"{summary.run}: {', '.join(names)}", (lines,), data)
 
@@ -126,7 +126,7 @@ def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
     named_reasons: dict[str, str] = {}
     lines = []
     for name in names:
-        metric, alias = find(name)
+        metric, alias = _metric(summary, name)
         label = alias.name if alias else metric.key
         reading = summary.readings[metric.key]
         if isinstance(reading, Missing):
@@ -137,6 +137,11 @@ def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
             scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
             lines.append(f"{label} {_reading_line(reading, scale, unit)}")
     return lines
+
+
+def _metric(summary: Summary, name: str) -> tuple[Metric, Alias | None]:
+    """Return a metric that the summary has, by key or alias."""
+    return find(name, {key: every_metric()[key] for key in summary.readings})
 
 
 def _reading_line(reading: Reading, scale: float, unit: str) -> str:

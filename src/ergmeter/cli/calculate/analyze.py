@@ -11,10 +11,12 @@ import click
 from ergmeter.cli.options import (
     SHORT_FLAGS,
     Forms,
+    check_folder,
     check_page,
     check_writable,
     flag,
     given_parameters,
+    path_option,
     progress_bar,
     repeated,
     with_default,
@@ -26,7 +28,7 @@ from ergmeter.cli.options import (
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from ergmeter.neuron.analysis import AnalysisRequest
+    from ergmeter.neuron.analysis import Analysis, AnalysisRequest
 
 _INPUTS = [
     click.option("--config", metavar="YAML", help="The training's YAML. Needed."),
@@ -96,6 +98,9 @@ _OUTPUT: list[Any] = [
         metavar="JSON",
         help="Where to write.  [default: training_metrics.json; to stdout alone: nowhere]",
     ),
+    path_option(
+        "--run", help="A run directory to make of the log and these metrics, for `erg report`."
+    ),
     flag("--detailed", help="Graphs one by one in the JSON."),
     flag("--print-per-file", help="Graphs one by one on the console."),
     with_page,
@@ -122,6 +127,7 @@ def command(
     forms: Forms,
     compat: bool,
     output: str | None,
+    run: Path | None,
     print_per_file: bool,
     **options: Any,  # noqa: ANN401  what `_request` takes
 ) -> None:
@@ -142,6 +148,7 @@ def command(
     if path is not None:
         _check_output(Path(path), request)
     check_page(forms.page, [Path(path)] if path is not None else ())
+    _check_run(run, request, is_original=compat)
     if compat:
         from ergmeter.compat.nki_llama import analyze_compat as analyze
     else:
@@ -150,6 +157,7 @@ def command(
 
     with progress_bar("", refresh_per_second=10) as show:
         analysis = analyze(request, lambda what, done, total: show(done, total or None, what))
+    run_path = _write_run(analysis, run)
     content = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
     text = json.dumps(content.data, indent=4, allow_nan=False)
     if path is not None:
@@ -161,6 +169,8 @@ def command(
     else:
         Forms("text").show(console_document(analysis, per_file=print_per_file))
         click.echo(f"\nMetrics saved to: {path}")
+    if run_path is not None:
+        click.echo(f"Run saved to: {run_path}", err=forms.form != "text")
     if forms.page is not None:
         forms.write_page(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
 
@@ -207,6 +217,26 @@ def _check_output(path: Path, request: AnalysisRequest) -> None:
     for source in filter(None, read):
         if path.exists() and Path(source).exists() and path.samefile(source):
             raise UsageError(f"--output {path} is what is read; name another file")
+
+
+def _check_run(run: Path | None, request: AnalysisRequest, *, is_original: bool) -> None:
+    """Before the work: a run can be made, and there is a place for it."""
+    if run is None:
+        return
+    from ergmeter.neuron.run import check_run
+
+    check_run(request, is_original=is_original)
+    check_folder(run.absolute().parent, option="--run")
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UsageError(f"--run {run} exists and is not empty; name another directory")
+
+
+def _write_run(analysis: Analysis, run: Path | None) -> Path | None:
+    if run is None:
+        return None
+    from ergmeter.neuron.run import write_run
+
+    return write_run(analysis, run)
 
 
 def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_written: bool) -> None:

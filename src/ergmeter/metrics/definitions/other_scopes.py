@@ -176,7 +176,8 @@ METRICS = [
         "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
         upper_bound=1.0,
         same_facts=("counted_by",),
-        views="analyze 60; analyze json 60 as overall_nki_ratio; analyze compare 30",
+        views="card 570 in compute; analyze 60; analyze json 60 as overall_nki_ratio;"
+        " analyze compare 30",
     ),
     _analysed(
         "analysis.score",
@@ -186,6 +187,7 @@ METRICS = [
         "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
         needs=("a model's configuration", "a throughput", "compiled graphs (HLO)", "a baseline"),
         same_facts=("score_offset", "base_mfu", "base_throughput", "score_convention"),
-        views="analyze 70; analyze json 70 as training_score; analyze compare 40",
+        views="card 580 in compute; analyze 70; analyze json 70 as training_score;"
+        " analyze compare 40",
     ),
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.metrics.catalog import catalogue, expected_in, in_view
+from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import Missing, Reading, Result, Summary, spread_frac
 from ergmeter.runlog.manage.labels import labels_of
@@ -262,7 +262,7 @@ def _figures(run: Run, summary: Summary) -> Iterator[Table]:
                 if isinstance(reading, Reading)
                 else ("-", "", "")
             )
-            rows.append((label, catalogue()[key].title, *cells))
+            rows.append((label, every_metric()[key].title, *cells))
             label = ""
     columns = (
         TableColumn("group", style="dim", no_wrap=True),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.metrics.catalog import catalogue, expected_in, in_view
+from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
@@ -190,7 +190,7 @@ def _metric_tables(summary: Summary) -> list[Section]:
         (
             *(key, value(reading), interval(reading), reading.basis),
             "; ".join(filter(None, (reading.impossible, reading.note))),
-            catalogue()[key].formula,
+            every_metric()[key].formula,
         )
         for key, reading in results
         if isinstance(reading, Reading)

@@ -24,7 +24,7 @@ from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics import timeline
-from ergmeter.metrics.catalog import bench_columns, catalogue, in_view
+from ergmeter.metrics.catalog import bench_columns, catalogue, every_metric, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
@@ -362,7 +362,7 @@ def _model(run: Run) -> str | None:
 
 
 def _titles(keys: Iterable[str]) -> dict[str, str]:
-    metrics = catalogue()
+    metrics = every_metric()
     return {key: metrics[key].title for key in keys if key in metrics}
 
 

@@ -1,0 +1,86 @@
+"""Makes a run of an analysis: the log's steps, the FLOPs of a step, and the analysis's results.
+
+The steps go through the importers as in `erg import`. The results are stored in the header of the
+run's writer under `analysis`, and take the place of what the metrics compute from the steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import UsageError
+from ergmeter.importers.importing import ImportRequest, import_log
+from ergmeter.neuron.document import document
+from ergmeter.neuron.earlier_output import EarlierOutput
+from ergmeter.neuron.score import THROUGHPUT
+from ergmeter.records import Reading, Result, mapped
+from ergmeter.runlog.format import WRITER_FILE
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import amend_header
+
+if TYPE_CHECKING:
+    from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
+    from ergmeter.records import Flops
+
+_TOKENS_PER_S = "throughput.tokens_per_s"
+
+
+def check_run(request: AnalysisRequest, *, is_original: bool) -> None:
+    """Raises UsageError if no run can be made: it needs a log file and our own numbers."""
+    if is_original:
+        raise UsageError("--run stores our own numbers; leave out --compat")
+    if request.log_file is None or not Path(request.log_file).is_file():
+        given = f"; {request.log_file} is none" if request.log_file else ""
+        raise UsageError(f"--run needs --log-file, a file that is read twice{given}")
+
+
+def write_run(analysis: Analysis, path: Path) -> Path:
+    """Makes the run and returns its directory.
+
+    A log of several runs makes several, as `erg import` does. The results are those of the last.
+    """
+    details, log = analysis.details, analysis.request.log_file
+    assert details is not None
+    assert log is not None
+    flops = tuple(_of_a_step(each, details) for each in details.figures.work.flops.values())
+    run = import_log(ImportRequest(log, path, settings=_settings(details), flops=flops)).runs[-1]
+    facts = EarlierOutput(log, document(analysis)).entry.facts
+    results = {key: asdict(result) for key, result in _results(analysis).items()}
+    (writer,) = run.path.glob(f"*/{WRITER_FILE}")
+    amend_header(writer.parent, workload=dict(facts), analysis=results)
+    return run.path
+
+
+def _of_a_step(flops: Flops, details: JobDetails) -> Flops:
+    """The FLOPs of a step, from those of a sequence."""
+    batch, computed = details.job.batch_size, flops.hardware_per_step
+    return replace(
+        flops,
+        model_per_step=flops.model_per_step * batch,
+        hardware_per_step=None if computed is None else computed * batch,
+        tokens_per_step=details.job.seq_len * batch,
+        samples_per_step=batch,
+    )
+
+
+def _settings(details: JobDetails) -> Settings:
+    """What the analysis read from the YAML and its options, as declarations of the run."""
+    job, machine = details.job, details.machine
+    return Settings(
+        tokens_per_step=job.batch_size * job.seq_len,
+        parameters=details.figures.work.params,
+        device=f"{machine.backend}-core",
+        dtype=machine.dtype,
+        num_devices=machine.cores,
+    )
+
+
+def _results(analysis: Analysis) -> dict[str, Result]:
+    """The results by metric, with tokens per second from sequences per second."""
+    rate, length = analysis.readings[THROUGHPUT], analysis.seq_len
+    if isinstance(rate, Reading):
+        note = f"{length} tokens a sequence; {rate.note}"
+        rate = mapped(rate, lambda seq_per_s: seq_per_s * length, unit="tokens/s", note=note)
+    return {**analysis.readings, _TOKENS_PER_S: rate}
