@@ -317,7 +317,7 @@ def compare(
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
 
-    from ergmeter.bench.results import batches, entries
+    from ergmeter.bench.results import entries, rows
     from ergmeter.compare.comparison import compare_sides
     from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import CompareOptions, where
@@ -332,7 +332,7 @@ def compare(
     )
     if rules and forms.page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
-    sides = [list(entries(batches(path), argument=str(path))) for path in (new, ref)]
+    sides = [list(entries(rows(path), argument=str(path))) for path in (new, ref)]
     comparison = compare_sides(sides[0], sides[1], options)
     if forms.page is not None:
         from ergmeter.compare.gate import gate
