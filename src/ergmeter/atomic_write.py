@@ -49,7 +49,7 @@ def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in that file; empty where there is none, or it can't be read."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_bytes().decode())
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -177,12 +177,13 @@ class Absences:
             return
         self._cells += 1
         reasons = json.loads(row["missing"] or "{}")
-        expected = {c for c, at in view_columns("bench report").items() if at.is_expected}
+        columns_of = view_columns("bench report")
         lacking = grouped(
             # Of memory the last column is the host's, which every run should have.
             (reasons.get(columns[-1]) or "nothing told it", name)
             for name, columns in report_heads().items()
-            if columns[-1] in expected and all(row[column] is None for column in columns)
+            if columns_of[columns[-1]].is_expected
+            and all(row[column] is None for column in columns)
         )
         for why, names in lacking.items():
             key = tuple(names), _NUMBERS.sub("#", why)
@@ -289,13 +290,19 @@ class Overview:
         self.rates_from: set[str] = set()
         self.memory: set[str] = set()
         self.absences = Absences()
-        metrics = {**view_columns("bench report"), **view_columns("bench matrix")}
-        self._columns = (*_FACTS, *metrics)
+        self._metrics = [*{**view_columns("bench report"), **view_columns("bench matrix")}]
+        self._unnamed = {*_FACTS, *self._metrics, *UNNAMED}
 
     def add(self, batch: pa.Table) -> None:
         """Add a batch of rows."""
-        for row in batch.select(self._columns).to_pylist():
-            self._add(row)
+        self.add_rows(batch.select([*_FACTS, *self._metrics]).to_pylist())
+
+    def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows, from which no table was made: an empty text is an absent value."""
+        for row in rows:
+            facts = {name: None if (v := row.get(name)) == "" else v for name in _FACTS}
+            metrics = ((name, row.get(name)) for name in self._metrics)
+            self._add(facts | {name: v if v is None else float(v) for name, v in metrics})
 
     @property
     def more(self) -> int:
@@ -317,7 +324,7 @@ class Overview:
         self.cells += 1
         self.statuses[row["status"]] += 1
         row = {**json.loads(row["settings"] or "{}"), **row}
-        names = row.keys() - set(self._columns) - set(UNNAMED) | set(COMMON)
+        names = row.keys() - self._unnamed | set(COMMON)
         self._settings.add({name: row[name] for name in names})
         self.tokens_counted |= {row["tokens_counted"]} - {None}
         self.rates_from |= {row["rates_from"]} - {None}

@@ -15,11 +15,12 @@ when the cell already holds memory.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -382,7 +383,7 @@ _ADDED = "measured_by_ergmeter"  # names in results.json that no program told, j
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
-    return tables.one_table(_of_directory(directory, keep=keep))
+    return tables.one_table(tables.batched(_of_directory(directory, keep=keep)))
 
 
 def load(path: Path) -> pa.Table:
@@ -393,7 +394,7 @@ def load(path: Path) -> pa.Table:
 def batches(path: Path) -> Iterator[pa.Table]:
     """The same, some hundred rows at a time."""
     if path.is_dir():
-        return _of_directory(path, keep=True)
+        return tables.batched(_of_directory(path, keep=True))
     if not path.is_file():
         raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
     if path.suffix == ".parquet":
@@ -401,11 +402,18 @@ def batches(path: Path) -> Iterator[pa.Table]:
     return tables.from_csv(path) if tables.is_ours(path) else iter([tables.read_fms_file(path)])
 
 
-def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, a row at a time. Rows of cells need no table: what they lack may be "" or None."""
+    if path.is_dir():
+        return _of_directory(path, keep=True)
+    return (row for batch in batches(path) for row in batch.to_pylist())
+
+
+def _of_directory(directory: Path, *, keep: bool) -> Iterator[dict[str, Any]]:
     cells = state.cell_directories(directory)
     if not cells:
         raise FormatError(f"{directory} holds no cells (exp_0, ...): `erg bench run` makes them")
-    return tables.batched(collect(cell, keep=keep) for cell in cells)
+    return (collect(cell, keep=keep) for cell in cells)
 
 
 def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
@@ -413,7 +421,9 @@ def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     stamp = _stamp(cell)
     cached = read_json(cell / ROW)
     if cached.get("stamp") == stamp:
-        return {**cached["row"], "path": str(cell)}  # it may have been moved
+        row: dict[str, Any] = cached["row"]
+        row["path"] = str(cell)  # it may have been moved
+        return row
     row = _row(cell)
     if keep and row["status"] in tables.DONE:
         _keep(cell / ROW, {"stamp": stamp, "row": row})
@@ -442,12 +452,13 @@ _MAKING = 7
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
     stamp = [tables.VERSION, _MAKING]
-    of_nodes = sorted(path.name for path in cell.glob(_SMI_OF_NODES))
-    for name in (*_INPUTS, *of_nodes):
-        try:
-            stamp.append((cell / name).stat().st_mtime_ns)
-        except OSError:
-            stamp.append(0)
+    names = state.files_in(cell)
+    for name in (*_INPUTS, *sorted(fnmatch.filter(names, _SMI_OF_NODES))):
+        written_ns = 0
+        with suppress(OSError):
+            if name.partition("/")[0] in names:
+                written_ns = (cell / name).stat().st_mtime_ns
+        stamp.append(written_ns)
     return stamp
 
 
@@ -592,10 +603,9 @@ class CellSource:
         """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
         if path.is_dir():
             cells = (path, *state.cell_directories(path))
-            is_cell = any(
+            return (path / state.PLAN).is_file() or any(
                 (cell / name).is_file() for cell in cells for name in (state.CELL, RESULTS)
             )
-            return is_cell or (path / state.PLAN).is_file()
         if path.suffix == ".parquet":
             return True
         if path.suffix != ".csv" or not path.is_file() or is_ledger(path):
@@ -606,38 +616,34 @@ class CellSource:
         """The cells, failed ones included; those that were never to run are left out."""
         if (path / state.CELL).is_file():
             return SourceEntries((entry_of(collect(path), argument=str(path)),))
-        return SourceEntries(tuple(entries(batches(path), argument=str(path))))
+        return SourceEntries(tuple(entries(rows(path), argument=str(path))))
 
 
-def entries(batches: Iterable[pa.Table], *, argument: str = "") -> Iterator[Entry]:
+def entries(rows: Iterable[dict[str, Any]], *, argument: str = "") -> Iterator[Entry]:
     """An entry for each row that was to run."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["status"] == "skipped":
-                continue
-            filled = {name: value for name, value in row.items() if value is not None}
-            try:
-                yield entry_of(filled, argument=argument)
-            except (LookupError, ValueError, TypeError, AttributeError) as error:
-                where = f"{argument}: the row of cell {row['index']}"
-                raise FormatError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+    for row in rows:
+        if row["status"] == "skipped":
+            continue
+        try:
+            yield entry_of(row, argument=argument)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            where = f"{argument}: the row of cell {row['index']}"
+            raise FormatError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
 
 def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
     """The entry of one row of results."""
-    further = json.loads(row.get("settings") or "{}")
-    settings = {name: row.get(name) for name in _USUAL}
-    settings |= {
-        n: further[n] for n in sorted(further) if n not in COLUMNS and n not in _NO_SETTINGS
-    }
+    if row["status"] is None:
+        raise KeyError("status")
     facts = facts_of({name: row.get(name) for name in _FACTS})
     facts |= facts_of({ours: row.get(name) for name, ours in _FACTS_OF_WORK.items()})
     if row.get("rates_from") == tables.FROM_RUN:
         facts["window"] = row.get("window") or UNBROKEN
-    path = Path(row["path"]) if row.get("path") else None
-    run = path / "run" if path is not None and (path / "run").is_dir() else None
+    path = row.get("path")
+    run = Path(path, "run") if path else None
+    run = run if run and run.is_dir() else None
     return Entry(
-        row.get("path") or argument,
+        path or argument,
         argument,
         facts,
         tables.RowReadings(row),
@@ -646,13 +652,24 @@ def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
         status=row["status"],
         reason=row.get("reason") or "",
         broken=row.get("claims_broken") or "",
-        settings=settings,
+        settings=_settings(row.get("settings") or "{}", *(row.get(name) for name in _USUAL)),
         configuration_id=row.get("group") or "",
         conditions=_conditions(row),
-        again=(lambda: entry_of(collect(path, keep=False), argument=argument))
-        if path is not None and run is not None
-        else None,
+        again=partial(_again, run, argument) if run else None,
     )
+
+
+def _again(run: Path, argument: str) -> Entry:
+    return entry_of(collect(run.parent, keep=False), argument=argument)
+
+
+@lru_cache(maxsize=1 << 14)
+def _settings(further: str, *usual: object) -> dict[str, Any]:
+    """The configuration of a cell, one object for all of its repeats: they are many."""
+    others = json.loads(further)
+    names = (n for n in sorted(others) if n not in COLUMNS and n not in _NO_SETTINGS)
+    settings = {n: None if v == "" else v for n, v in zip(_USUAL, usual, strict=True)}
+    return settings | {name: others[name] for name in names}
 
 
 def _conditions(row: Mapping[str, Any]) -> dict[str, str | None]:
@@ -664,7 +681,7 @@ def _conditions(row: Mapping[str, Any]) -> dict[str, str | None]:
     is_measured = bool(row.get("id"))
     smi = "on" if row.get("memory_nvidia_from") in _SMI_SOURCES else "off"
     return {
-        "scenario": row.get("scenario"),
+        "scenario": row.get("scenario") or None,
         "device": row.get("device"),
         "rates are": _RATES.get(row.get("rates_from") or ""),
         "the Trainer's memory tracker was": (

@@ -15,9 +15,10 @@ import csv
 import io
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 from ergmeter.atomic_write import replacing
 from ergmeter.compare.entry import FAILED
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.catalog import Metric, bench_columns
+from ergmeter.metrics.catalog import bench_columns
 from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
@@ -455,42 +456,51 @@ def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
 
 
 class RowReadings(Mapping[str, Result]):
-    """The metrics of a row by key of the catalogue, made when they are asked for."""
+    """The metrics of a row by key of the catalogue, made when they are asked for.
+
+    Nothing else of the row is stored, and texts that rows share are stored once.
+    """
+
+    __slots__ = ("_impossible", "_missing", "_values")
 
     def __init__(self, row: Mapping[str, Any]) -> None:
-        self._row = row
-        self._missing: dict[str, str] = dict(json.loads(row.get("missing") or "{}"))
-        self._impossible: dict[str, str] = dict(json.loads(row.get("impossible") or "{}"))
+        values = ((name, row.get(name)) for names in _metric_columns().values() for name in names)
+        self._values: dict[str, Any] = {
+            name: sys.intern(value) if isinstance(value, str) else value
+            for name, value in values
+            if value is not None
+        }
+        self._missing = _reasons(row.get("missing") or "{}")
+        self._impossible = _reasons(row.get("impossible") or "{}")
 
     def __getitem__(self, key: str) -> Result:
-        metric = _by_key()[key]
-        value = self._row.get(metric.column)
+        column, *names = _metric_columns()[key]
+        value = self._values.get(column)
         if value is None:
-            return Missing(self._missing[metric.column])
-        parts = {part: self._row.get(f"{metric.column}_{part}") for part in READING_PARTS}
-        return Reading(
-            value,
-            metric.unit,
-            parts["basis"] or "reported",
-            parts["low"],
-            parts["high"],
-            parts["note"] or "",
-            self._impossible.get(metric.column, ""),
-        )
+            return Missing(self._missing[column])
+        low, high, basis, note = map(self._values.get, names)
+        why = self._impossible.get(column, "")
+        unit = bench_columns()[column].unit
+        return Reading(float(value), unit, basis or "reported", low, high, note or "", why)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in _by_key() if key in self)
+        return (key for key in _metric_columns() if key in self)
 
     def __contains__(self, key: object) -> bool:
-        metric = _by_key().get(str(key))
-        if metric is None:
-            return False
-        return self._row.get(metric.column) is not None or metric.column in self._missing
+        names = _metric_columns().get(str(key))
+        return names is not None and (names[0] in self._values or names[0] in self._missing)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
 @cache
-def _by_key() -> dict[str, Metric]:
-    return {metric.key: metric for metric in bench_columns().values()}
+def _metric_columns() -> dict[str, tuple[str, ...]]:
+    """The columns of a metric by its key: its value and the parts of a reading."""
+    columns = ((metric.key, name) for name, metric in bench_columns().items())
+    return {key: (name, *(f"{name}_{part}" for part in READING_PARTS)) for key, name in columns}
+
+
+@lru_cache(maxsize=256)
+def _reasons(text: str) -> dict[str, str]:
+    return dict(json.loads(text))

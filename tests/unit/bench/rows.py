@@ -69,12 +69,14 @@ def configuration_lines(table: pa.Table) -> list[tuple[str, ...]]:
 
 def gate(new: pa.Table, ref: pa.Table, rules: Any = (), **asked: Any) -> Gate:
     """The gate on two tables of results."""
-    return compare_gate.gate(list(entries([new])), list(entries([ref])), rules, **asked)
+    return compare_gate.gate(
+        list(entries(new.to_pylist())), list(entries(ref.to_pylist())), rules, **asked
+    )
 
 
 def compare(new: pa.Table, ref: pa.Table, *, options: CompareOptions | None = None) -> Comparison:
     """The comparison of two tables of results."""
-    sides = [list(entries([table])) for table in (new, ref)]
+    sides = [list(entries(table.to_pylist())) for table in (new, ref)]
     return comparison.compare_sides(sides[0], sides[1], options or CompareOptions())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,9 +214,16 @@ def is_worked_on(directory: Path, state: CellState) -> bool:
 
 def cell_directories(out: Path) -> list[Path]:
     """The directories of cells in a directory of results, by their numbers."""
-    paths = out.glob(f"{_PREFIX}*") if out.is_dir() else ()
-    numbered = [(path.name.removeprefix(_PREFIX), path) for path in paths]
-    return [path for _, path in sorted((int(n), path) for n, path in numbered if n.isdigit())]
+    names = [name for name in files_in(out) if name.startswith(_PREFIX)]
+    numbered = [(name.removeprefix(_PREFIX), name) for name in names]
+    return [out / name for _, name in sorted((int(n), name) for n, name in numbered if n.isdigit())]
+
+
+def files_in(directory: Path) -> list[str]:
+    """The names in a directory; none where it can't be read."""
+    with suppress(OSError):
+        return os.listdir(directory)  # noqa: PTH208  a Path for each takes longer
+    return []
 
 
 def read_cell(directory: Path) -> Cell:

@@ -183,7 +183,7 @@ def report(
     """
     from ergmeter.bench import tables
     from ergmeter.bench.overview import TABLE_COLUMNS, MemoryTable, Overview
-    from ergmeter.bench.results import batches
+    from ergmeter.bench.results import batches, rows
     from ergmeter.compat import fms
     from ergmeter.views.bench import memory_document, report_document
 
@@ -194,9 +194,10 @@ def report(
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
     _check_free((*exports, *files), results=results, force=force)
     check_page(forms.page, (*exports, *files))
-    rows = batches(results)
     most = None if every else _MOST
     summary = MemoryTable(most=most) if memory else Overview(most=most)
+    is_table = memory or exports or files or forms.form in ("json", "csv")
+    stored = batches(results) if is_table else iter(())
     with ExitStack() as stack:
         takers: list[Any] = [summary.add]
         takers += [stack.enter_context(tables.table_writer(path)) for path in exports]
@@ -205,13 +206,15 @@ def report(
         if forms.form == "json":
             _echo_list(
                 document
-                for batch in _handed_on(rows, takers)
+                for batch in _handed_on(stored, takers)
                 for document in tables.documents(batch)
             )
-        for number, batch in enumerate(_handed_on(rows, takers)):
+        for number, batch in enumerate(_handed_on(stored, takers)):
             if forms.form == "csv":
                 columns = batch.select(TABLE_COLUMNS) if memory else batch
                 click.echo(tables.csv_text(columns, header=number == 0), nl=False)
+    if isinstance(summary, Overview) and not is_table:
+        summary.add_rows(rows(results))
     name = results.name or str(results)
     document = (
         memory_document(summary, name=name)
@@ -317,7 +320,7 @@ def compare(
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
 
-    from ergmeter.bench.results import batches, entries
+    from ergmeter.bench.results import entries, rows
     from ergmeter.compare.comparison import compare_sides
     from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import CompareOptions, where
@@ -332,7 +335,7 @@ def compare(
     )
     if rules and forms.page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
-    sides = [list(entries(batches(path), argument=str(path))) for path in (new, ref)]
+    sides = [list(entries(rows(path), argument=str(path))) for path in (new, ref)]
     comparison = compare_sides(sides[0], sides[1], options)
     if forms.page is not None:
         from ergmeter.compare.gate import gate
