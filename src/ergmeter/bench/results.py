@@ -586,6 +586,10 @@ _RATES = {
 }
 _TRACKED = ("_mem_cpu", "_mem_gpu")  # in the names of the Trainer's memory metrics
 _SMI_SOURCES = (SMI, "reference")
+_CONDITIONS = (
+    *("scenario", "device", "rates are", "the Trainer's memory tracker was"),
+    "nvidia-smi beside each cell was",
+)
 _FACTS_OF_WORK = {
     "model_name_or_path": "model",
     "max_seq_length": "seq_len",
@@ -672,7 +676,7 @@ def _settings(further: str, *usual: object) -> dict[str, Any]:
     return settings | {name: others[name] for name in names}
 
 
-def _conditions(row: Mapping[str, Any]) -> dict[str, str | None]:
+def _conditions(row: Mapping[str, Any]) -> Mapping[str, str | None]:
     """How a cell was measured. A published file does not say what was off."""
     raw = row.get("raw") or "{}"
     is_tracked = any(part in raw for part in _TRACKED) and any(
@@ -680,12 +684,16 @@ def _conditions(row: Mapping[str, Any]) -> dict[str, str | None]:
     )
     is_measured = bool(row.get("id"))
     smi = "on" if row.get("memory_nvidia_from") in _SMI_SOURCES else "off"
-    return {
-        "scenario": row.get("scenario") or None,
-        "device": row.get("device"),
-        "rates are": _RATES.get(row.get("rates_from") or ""),
-        "the Trainer's memory tracker was": (
-            "on" if is_tracked else "off" if is_measured else None
-        ),
-        "nvidia-smi beside each cell was": smi if is_measured else None,
-    }
+    return _shared_conditions(
+        row.get("scenario") or None,
+        row.get("device"),
+        _RATES.get(row.get("rates_from") or ""),
+        "on" if is_tracked else "off" if is_measured else None,
+        smi if is_measured else None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _shared_conditions(*conditions: str | None) -> dict[str, str | None]:
+    """The conditions by name, one object for all cells that were measured alike."""
+    return dict(zip(_CONDITIONS, conditions, strict=True))

@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import sys
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -458,37 +459,43 @@ def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
 class RowReadings(Mapping[str, Result]):
     """The metrics of a row by key of the catalogue, made when they are asked for.
 
-    Nothing else of the row is stored, and texts that rows share are stored once.
+    Nothing else of the row is stored: numbers without objects of their own, and once what rows
+    share (names of columns, texts).
     """
 
-    __slots__ = ("_impossible", "_missing", "_values")
+    __slots__ = ("_impossible", "_missing", "_numbers", "_positions", "_texts")
 
     def __init__(self, row: Mapping[str, Any]) -> None:
-        values = ((name, row.get(name)) for names in _metric_columns().values() for name in names)
-        self._values: dict[str, Any] = {
-            name: sys.intern(value) if isinstance(value, str) else value
-            for name, value in values
-            if value is not None
-        }
+        kinds = _column_kinds()
+        present = [name for name, value in row.items() if name in kinds and value not in (None, "")]
+        numbers = tuple(name for name in present if kinds[name] is float)
+        self._positions = _positions(numbers)
+        self._numbers = array("d", [float(row[name]) for name in numbers])
+        self._texts = _shared(tuple((n, row[n]) for n in present if kinds[n] is str))
         self._missing = _reasons(row.get("missing") or "{}")
         self._impossible = _reasons(row.get("impossible") or "{}")
 
+    def _number(self, column: str) -> float | None:
+        position = self._positions.get(column)
+        return None if position is None else self._numbers[position]
+
     def __getitem__(self, key: str) -> Result:
-        column, *names = _metric_columns()[key]
-        value = self._values.get(column)
+        column, *edges, basis, note = _metric_columns()[key]
+        value = self._number(column)
         if value is None:
             return Missing(self._missing[column])
-        low, high, basis, note = map(self._values.get, names)
-        why = self._impossible.get(column, "")
+        low, high = map(self._number, edges)
+        texts, why = self._texts, self._impossible.get(column, "")
         unit = bench_columns()[column].unit
-        return Reading(float(value), unit, basis or "reported", low, high, note or "", why)
+        how: Any = texts.get(basis, "reported")
+        return Reading(value, unit, how, low, high, texts.get(note, ""), why)
 
     def __iter__(self) -> Iterator[str]:
         return (key for key in _metric_columns() if key in self)
 
     def __contains__(self, key: object) -> bool:
         names = _metric_columns().get(str(key))
-        return names is not None and (names[0] in self._values or names[0] in self._missing)
+        return names is not None and (names[0] in self._positions or names[0] in self._missing)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -499,6 +506,23 @@ def _metric_columns() -> dict[str, tuple[str, ...]]:
     """The columns of a metric by its key: its value and the parts of a reading."""
     columns = ((metric.key, name) for name, metric in bench_columns().items())
     return {key: (name, *(f"{name}_{part}" for part in READING_PARTS)) for key, name in columns}
+
+
+@cache
+def _column_kinds() -> dict[str, type]:
+    """float or str, by column of a metric."""
+    kinds = (float, float, float, str, str)
+    return {n: k for names in _metric_columns().values() for n, k in zip(names, kinds, strict=True)}
+
+
+@lru_cache(maxsize=256)
+def _positions(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+@lru_cache(maxsize=256)
+def _shared(texts: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return {name: sys.intern(text) for name, text in texts}
 
 
 @lru_cache(maxsize=256)
