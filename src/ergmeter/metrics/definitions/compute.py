@@ -20,7 +20,7 @@ from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_pe
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import cached_result, or_missing
+from ergmeter.metrics.evidence.samples import cached_result, or_missing, present
 from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
 from ergmeter.units import number_of, percent, scaled
 
@@ -448,10 +448,7 @@ def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
 
 def of_run(evidence: Evidence, key: str) -> Reading:
     """One result of a run. Raises NotMeasurable with the reason if it is missing."""
-    result = run_results(evidence)[key]
-    if isinstance(result, Missing):
-        raise NotMeasurable(result.reason)
-    return result
+    return present(run_results(evidence)[key])
 
 
 def need_possible(evidence: Evidence, *keys: str) -> None:

@@ -20,7 +20,6 @@ from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import (
     BASIS,
     COUNTER,
-    CPUS,
     DeviceEnergy,
     boundary,
     counted_once,
@@ -28,7 +27,7 @@ from ergmeter.metrics.device_energy import (
 )
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
+from ergmeter.metrics.evidence.samples import cached_result, or_none, sampled, why_absent
 from ergmeter.records import Basis, Device, Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
@@ -95,12 +94,9 @@ def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
     return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
 
 
-def _of_kind(evidence: Evidence, kind: str, what: str, probes: tuple[str, ...]) -> Reading:
+def _of_kind(evidence: Evidence, kind: str) -> Reading:
     """Energy of all devices of a kind. A module holds devices that are counted elsewhere."""
-    devices = evidence.devices(kind)
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device(what, *probes))
-    reading = total(evidence, devices)
+    reading = total(evidence, sampled(evidence, kind))
     return _of_the_run(evidence, reading) if kind == "gpu" else reading
 
 
@@ -308,24 +304,17 @@ METRICS = [
             "lower",
             f"as energy.run_j, over {over}",
             (needs,),
-            partial(_of_kind, kind=kind, what=what, probes=probes),
+            partial(_of_kind, kind=kind),
         )
-        for name, title, over, needs, kind, what, probes in (
-            (
-                *("accelerator", "accelerator", "accelerators", "an accelerator"),
-                *("gpu", "accelerator", ACCELERATORS),
-            ),
-            ("cpu", "CPU package", "CPU packages", "RAPL", "cpu", "CPU energy counter", CPUS),
-            (
-                *("dram", "DRAM", "DRAM domains", "RAPL"),
-                *("dram", "DRAM energy counter", ("rapl", "apple")),
-            ),
+        for name, title, over, needs, kind in (
+            ("accelerator", "accelerator", "accelerators", "an accelerator", "gpu"),
+            ("cpu", "CPU package", "CPU packages", "RAPL", "cpu"),
+            ("dram", "DRAM", "DRAM domains", "RAPL", "dram"),
             (
                 *("module", "module"),
                 "modules (Grace) or the machine (Apple): with what is in them, so it is part of no"
                 " sum",
-                *("a meter of a module", "module", "meter of a module or a machine"),
-                ("grace", "apple"),
+                *("a meter of a module", "module"),
             ),
         )
     ),
