@@ -244,11 +244,10 @@ def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
 def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     """Every part of what is computed, over the peak; at least that where a part is not known."""
     missing = list(chosen.not_counted)
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        missing.append(ratio.reason)
         ratio = 1.0
-        missing.append(str(error))
     parts = {"model": 1.0, "recomputation and padding": ratio - 1}
     if chosen.other_work is None:
         missing.append("other models and generation, which were not looked for")
@@ -265,10 +264,9 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
 
 
 def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        return ratio
     is_assumed = bool(assumed(chosen, NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
-from ergmeter.metrics.device_energy import (
-    BASIS,
-    COUNTER,
-    DeviceEnergy,
-    boundary,
-    counted_once,
-    device_drawn,
-)
+from ergmeter.metrics.device_energy import BASIS, COUNTER, boundary, counted_once, device_drawn
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import cached_result, or_none, sampled, why_absent
-from ergmeter.records import Basis, Device, Reading, mapped, weakest
+from ergmeter.metrics.evidence.samples import (
+    cached_result,
+    or_missing,
+    or_none,
+    sampled,
+    why_absent,
+)
+from ergmeter.records import Basis, Device, Missing, Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
@@ -40,18 +39,13 @@ _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
     devices = counted_once(devices)
-    measured: list[DeviceEnergy] = []
-    reasons = []
-    for device in devices:
-        try:
-            measured.append(device_drawn(evidence, device))
-        except NotMeasurable as error:
-            reasons.append(str(error))
+    results = [or_missing(device_drawn, evidence, device) for device in devices]
+    measured = [part for part in results if not isinstance(part, Missing)]
+    reasons = [part.reason for part in results if isinstance(part, Missing)]
     joules = sum(part.energy.joules for part in measured)
     if reasons:
-        partial = (
-            f" ({number_of(len(measured), 'other device')} drew {joules:.1f} J)" if measured else ""
-        )
+        others = number_of(len(measured), "other device")
+        partial = f" ({others} drew {joules:.1f} J)" if measured else ""
         raise NotMeasurable("; ".join(reasons) + partial)
     ways = sorted({part.way for part in measured})
     remarks = sorted({part.remark for part in measured if part.remark and part.way != COUNTER})
