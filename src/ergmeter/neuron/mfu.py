@@ -236,12 +236,14 @@ class Figures:
         """Throughput, work, MFU and HFU by key of the metric."""
         convention, flops, rate = self.flops.convention, self.flops.model_per_step, pace.result
         tflop, note = flops / TERA, f"{convention}, from config.json"
-        of_sequence, work = Reading(tflop, "TFLOP", "derived", note=note), rate
+        work = rate
         if isinstance(rate, Reading):
             per_s = mapped(rate, lambda seq_per_s: seq_per_s * tflop, unit="TFLOP/s")
             basis = weakest("derived", rate.basis)
             work = replace(per_s, value=flops * rate.value / TERA, basis=basis, note=convention)
-        return {TFLOP: of_sequence, THROUGHPUT: rate, TFLOP_PER_S: work, **self.utilization}
+        readings: dict[str, Result] = {TFLOP: Reading(tflop, "TFLOP", "derived", note=note)}
+        readings |= {THROUGHPUT: rate, TFLOP_PER_S: work}
+        return readings | self.utilization
 
 
 def original_estimate(
