@@ -24,6 +24,7 @@ from ergmeter.flops.source import read_model
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
 from ergmeter.metrics.definitions.peaks import Peak, agreed, declared_peak, device_peak
+from ergmeter.metrics.evidence.samples import or_missing
 from ergmeter.records import Missing
 from ergmeter.units import scaled
 from ergmeter.views.calculate import estimate as view
@@ -154,10 +155,7 @@ def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
     if device is None:
         return Missing("no device was given; `erg peaks` lists them")
-    try:
-        return candidates(device)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    return or_missing(candidates, device)
 
 
 def _room(

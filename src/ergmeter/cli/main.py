@@ -129,7 +129,7 @@ def main(
         result: Any = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except click.exceptions.Exit as done:
         result = done.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         result = 130
     except click.ClickException as error:
         say(error.format_message())
@@ -137,8 +137,6 @@ def main(
     except ErgmeterError as error:
         say(str(error))
         result = error.exit_code
-    except KeyboardInterrupt:
-        result = 130
     except BrokenPipeError:
         # Whoever read our output has gone; say nothing, and keep Python from saying it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

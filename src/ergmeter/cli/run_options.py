@@ -269,11 +269,9 @@ def _budget_rule(budget: str) -> str:
     if match is None or (match["sign"] and match["unit"]):
         raise UsageError(f"--budget {budget!r}: give an amount as '2 kWh', '8 h' or '50 EUR'")
     number, unit_text = match["number"], match["sign"] or match["unit"]
-    unit = (
-        unit_text
-        if unit_text in (*JOULES, *SECONDS)
-        else _SPELT.get(unit_text.lower().removesuffix("s"))
-    )
+    unit = _SPELT.get(unit_text.lower().removesuffix("s"))
+    if unit_text in (*JOULES, *SECONDS):
+        unit = unit_text
     if unit is not None:
         return f"{'energy' if unit in JOULES else 'time'} > {number} {unit}"
     units = {unit.lower(): unit for unit in (*_CURRENCIES, *JOULES, *SECONDS)} | _SPELT

@@ -272,11 +272,9 @@ def _record(evidence: Evidence) -> list[CheckFinding]:
 def _ranks(evidence: Evidence) -> list[CheckFinding]:
     """Ranks without steps, whose tokens are unknown."""
     why = why_not_all(evidence)
-    effect = (
-        "tokens are those declared, not counted on every rank"
-        if is_declared(evidence)
-        else "tokens are of the other ranks only: metrics per device or per joule are absent"
-    )
+    effect = "tokens are of the other ranks only: metrics per device or per joule are absent"
+    if is_declared(evidence):
+        effect = "tokens are those declared, not counted on every rank"
     return _serious(why, effect) if why else []
 
 

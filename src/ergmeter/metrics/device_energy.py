@@ -18,9 +18,11 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.samples import (
     ACCELERATORS,
     BOUNDARY,
+    CPUS,
     cached_for_kinds,
     cached_result,
     or_missing,
+    present,
     why_absent,
 )
 from ergmeter.metrics.phases import merged, within
@@ -433,7 +435,6 @@ BASIS: dict[str, Basis] = {COUNTER: "measured"}  # by the way it was found; else
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
 _HINT_CPU = "readable RAPL counters would provide it (see `erg doctor`)"
 _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
-CPUS = ("rapl", "grace", "apple")
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,19 +483,12 @@ def _drawn_in_whole_run(evidence: Evidence, device: Device) -> DeviceEnergy:
 
 def _over(curve: EnergyCurve | Missing, window: TrainingWindow) -> Energy:
     """The energy of a window. What uncertain cuts drew may be a part of it."""
-    curve = _present(curve)
+    curve = present(curve)
     energy = curve.over_all(window.starts_ns, window.ends_ns)
     if not len(window.uncertain[0]):
         return energy
     more_j = float((curve.at(window.uncertain[1]) - curve.at(window.uncertain[0])).sum())
     return Energy(energy.joules, energy.low_j, energy.high_j + more_j)
-
-
-def _present(curve: EnergyCurve | Missing) -> EnergyCurve:
-    """The curve. Raises NotMeasurable with the reason if it is missing."""
-    if isinstance(curve, Missing):
-        raise NotMeasurable(curve.reason)
-    return curve
 
 
 def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
@@ -530,7 +524,7 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
         raise NotMeasurable(
             "its power readings are 1 s averages, too coarse to check its energy counter"
         )
-    integral = _present(_curves(evidence, device).integral)
+    integral = present(_curves(evidence, device).integral)
     counter = _counter(evidence, device)
     inside = (counter.t_ns >= integral.t_ns[0]) & (counter.t_ns <= integral.t_ns[-1])
     t_ns, joules = counter.t_ns[inside], counter.joules[inside]

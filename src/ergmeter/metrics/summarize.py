@@ -194,11 +194,8 @@ def _unused(evidence: Evidence) -> list[str]:
         ("tokens", settings.tokens_per_step, tokens),
         ("samples", settings.samples_per_step, samples),
     ):
-        try:
-            is_used = declared is None or "declared" in counts(evidence)[1]
-        except NotMeasurable:
-            continue
-        if not is_used:
+        counted = None if declared is None else or_none(counts, evidence)
+        if counted is not None and "declared" not in counted[1]:
             remarks.append(
                 f"--{what}-per-step {declared} is not used: the program gives its own {what}"
             )
@@ -303,9 +300,8 @@ def _worst(evidence: Evidence) -> list[str]:
 
 
 def _full_disk(evidence: Evidence) -> list[str]:
-    free = evidence.series("disk_free_bytes")
     remarks = []
-    for device, series in free.items():
+    for device, series in evidence.series("disk_free_bytes").items():
         total = evidence.run.devices[device].facts.get("disk_total_bytes")
         if total and float(series.values.min()) < FULL_DISK_FRAC * float(total):
             left = float(series.values.min()) / 1e9

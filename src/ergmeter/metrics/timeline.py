@@ -171,9 +171,7 @@ def line_of(
     series = rate(column_series) if column_series is not None and is_counter else column_series
     if column_series is None or series is None or not np.isfinite(series.values).any():
         return None
-    begin = (
-        column_series if is_counter else evidence.series(since).get(device.id) if since else None
-    )
+    begin = column_series if is_counter else evidence.series(since).get(device.id)
     line = bounded_series(series, zero_ns=zero_ns(evidence), points=points - (begin is not None))
     if begin is None:
         return line
@@ -229,14 +227,16 @@ def seconds(evidence: Evidence, t_ns: int) -> float:
     return (t_ns - zero_ns(evidence)) / NS_PER_S
 
 
+def counted_s(evidence: Evidence) -> tuple[float, float]:
+    """Start and end of the counted window on the time axis."""
+    span = evidence.span
+    return seconds(evidence, span.start_ns), seconds(evidence, span.end_ns)
+
+
 def uncounted_s(evidence: Evidence) -> list[tuple[float, float]]:
     """The parts of the time axis before and after the counted window, as start and end."""
     whole_s = evidence.watched.duration_s
-    try:
-        span = evidence.span
-        start_s, end_s = seconds(evidence, span.start_ns), seconds(evidence, span.end_ns)
-    except NotMeasurable:  # all of it is warm-up
-        start_s, end_s = whole_s, whole_s
+    start_s, end_s = or_none(counted_s, evidence) or (whole_s, whole_s)  # all of it is warm-up
     return [
         (low_s, high_s) for low_s, high_s in ((0.0, start_s), (end_s, whole_s)) if high_s > low_s
     ]

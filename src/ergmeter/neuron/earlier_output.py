@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import Comparison, GroupPair, compare
+from ergmeter.compare.comparison import Comparison, compare
 from ergmeter.compare.entry import Entry, Group, SourceEntries, Wanted, facts_of
 from ergmeter.compare.grouping import why_other_terms
 from ergmeter.compare.pairing import CompareOptions
@@ -213,11 +213,8 @@ def with_column_names(comparison: Comparison) -> Comparison:
         facts = group.entries[0].facts
         return replace(group, name=", ".join(f"{by}={facts[by]}" for by in comparison.group_by))
 
-    def with_names(pair: GroupPair) -> GroupPair:
-        return replace(pair, new=named(pair.new), ref=named(pair.ref))
-
-    groups, pairs = map(named, comparison.groups), map(with_names, comparison.pairs)
-    return replace(comparison, groups=tuple(groups), pairs=tuple(pairs))
+    pairs = [replace(pair, new=named(pair.new), ref=named(pair.ref)) for pair in comparison.pairs]
+    return replace(comparison, groups=tuple(map(named, comparison.groups)), pairs=tuple(pairs))
 
 
 def _group_columns(entries: Sequence[Entry]) -> tuple[str, ...]:

@@ -236,17 +236,13 @@ class Figures:
         """Throughput, work, MFU and HFU by key of the metric."""
         convention, flops, rate = self.flops.convention, self.flops.model_per_step, pace.result
         tflop, note = flops / TERA, f"{convention}, from config.json"
+        work = rate
         if isinstance(rate, Reading):
             per_s = mapped(rate, lambda seq_per_s: seq_per_s * tflop, unit="TFLOP/s")
             basis = weakest("derived", rate.basis)
-            work: Result = replace(
-                per_s, value=flops * rate.value / TERA, basis=basis, note=convention
-            )
-        else:
-            work = rate
+            work = replace(per_s, value=flops * rate.value / TERA, basis=basis, note=convention)
         readings: dict[str, Result] = {TFLOP: Reading(tflop, "TFLOP", "derived", note=note)}
-        readings[THROUGHPUT] = rate
-        readings[TFLOP_PER_S] = work
+        readings |= {THROUGHPUT: rate, TFLOP_PER_S: work}
         return readings | self.utilization
 
 

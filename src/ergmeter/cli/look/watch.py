@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import COUNT, PATH, flag
-from ergmeter.cli.run_options import with_rules, with_training
+from ergmeter.cli.run_options import show_run, with_rules, with_training
 from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ def command(
     finally:
         watching.close()
     if ended is not None:
-        _show_card(console, path, training)
+        from ergmeter.runlog.reader import Run
+
+        ended_run = Run.open(path)
+        show_run(console, ended_run.training(training) if training else ended_run)
     return 0
 
 
@@ -219,11 +222,3 @@ def _restored() -> Iterator[None]:
     finally:
         for signal_number, handler in before.items():
             signal.signal(signal_number, handler)
-
-
-def _show_card(console: Console, path: Path, training: int | None) -> None:
-    from ergmeter.cli.run_options import show_run
-    from ergmeter.runlog.reader import Run
-
-    run = Run.open(path)
-    show_run(console, run.training(training) if training else run)

@@ -141,11 +141,10 @@ def _rate(device: Device, calibration: Calibration, table: str, name: str) -> Ca
     if name in rates:
         return rates[name]
     what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
-    why = calibration.absent.get(what) or (
-        "it was interrupted before that"
-        if calibration.interrupted
-        else f"it has {', '.join(rates) or 'none'}"
-    )
+    why = f"it has {', '.join(rates) or 'none'}"
+    if calibration.interrupted:
+        why = "it was interrupted before that"
+    why = calibration.absent.get(what) or why
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 
 

@@ -20,7 +20,7 @@ from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_pe
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import cached_result, or_missing
+from ergmeter.metrics.evidence.samples import cached_result, or_missing, present
 from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
 from ergmeter.units import number_of, percent, scaled
 
@@ -244,11 +244,10 @@ def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
 def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     """Every part of what is computed, over the peak; at least that where a part is not known."""
     missing = list(chosen.not_counted)
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        missing.append(ratio.reason)
         ratio = 1.0
-        missing.append(str(error))
     parts = {"model": 1.0, "recomputation and padding": ratio - 1}
     if chosen.other_work is None:
         missing.append("other models and generation, which were not looked for")
@@ -265,10 +264,9 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
 
 
 def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        return ratio
     is_assumed = bool(assumed(chosen, NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
@@ -448,10 +446,7 @@ def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
 
 def of_run(evidence: Evidence, key: str) -> Reading:
     """One result of a run. Raises NotMeasurable with the reason if it is missing."""
-    result = run_results(evidence)[key]
-    if isinstance(result, Missing):
-        raise NotMeasurable(result.reason)
-    return result
+    return present(run_results(evidence)[key])
 
 
 def need_possible(evidence: Evidence, *keys: str) -> None:

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
-from ergmeter.metrics.device_energy import (
-    BASIS,
-    COUNTER,
-    CPUS,
-    DeviceEnergy,
-    boundary,
-    counted_once,
-    device_drawn,
-)
+from ergmeter.metrics.device_energy import BASIS, COUNTER, boundary, counted_once, device_drawn
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
-from ergmeter.records import Basis, Device, Reading, mapped, weakest
+from ergmeter.metrics.evidence.samples import (
+    cached_result,
+    or_missing,
+    or_none,
+    sampled,
+    why_absent,
+)
+from ergmeter.records import Basis, Device, Missing, Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
@@ -41,18 +39,13 @@ _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
     devices = counted_once(devices)
-    measured: list[DeviceEnergy] = []
-    reasons = []
-    for device in devices:
-        try:
-            measured.append(device_drawn(evidence, device))
-        except NotMeasurable as error:
-            reasons.append(str(error))
+    results = [or_missing(device_drawn, evidence, device) for device in devices]
+    measured = [part for part in results if not isinstance(part, Missing)]
+    reasons = [part.reason for part in results if isinstance(part, Missing)]
     joules = sum(part.energy.joules for part in measured)
     if reasons:
-        partial = (
-            f" ({number_of(len(measured), 'other device')} drew {joules:.1f} J)" if measured else ""
-        )
+        others = number_of(len(measured), "other device")
+        partial = f" ({others} drew {joules:.1f} J)" if measured else ""
         raise NotMeasurable("; ".join(reasons) + partial)
     ways = sorted({part.way for part in measured})
     remarks = sorted({part.remark for part in measured if part.remark and part.way != COUNTER})
@@ -95,12 +88,9 @@ def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
     return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
 
 
-def _of_kind(evidence: Evidence, kind: str, what: str, probes: tuple[str, ...]) -> Reading:
+def _of_kind(evidence: Evidence, kind: str) -> Reading:
     """Energy of all devices of a kind. A module holds devices that are counted elsewhere."""
-    devices = evidence.devices(kind)
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device(what, *probes))
-    reading = total(evidence, devices)
+    reading = total(evidence, sampled(evidence, kind))
     return _of_the_run(evidence, reading) if kind == "gpu" else reading
 
 
@@ -308,24 +298,17 @@ METRICS = [
             "lower",
             f"as energy.run_j, over {over}",
             (needs,),
-            partial(_of_kind, kind=kind, what=what, probes=probes),
+            partial(_of_kind, kind=kind),
         )
-        for name, title, over, needs, kind, what, probes in (
-            (
-                *("accelerator", "accelerator", "accelerators", "an accelerator"),
-                *("gpu", "accelerator", ACCELERATORS),
-            ),
-            ("cpu", "CPU package", "CPU packages", "RAPL", "cpu", "CPU energy counter", CPUS),
-            (
-                *("dram", "DRAM", "DRAM domains", "RAPL"),
-                *("dram", "DRAM energy counter", ("rapl", "apple")),
-            ),
+        for name, title, over, needs, kind in (
+            ("accelerator", "accelerator", "accelerators", "an accelerator", "gpu"),
+            ("cpu", "CPU package", "CPU packages", "RAPL", "cpu"),
+            ("dram", "DRAM", "DRAM domains", "RAPL", "dram"),
             (
                 *("module", "module"),
                 "modules (Grace) or the machine (Apple): with what is in them, so it is part of no"
                 " sum",
-                *("a meter of a module", "module", "meter of a module or a machine"),
-                ("grace", "apple"),
+                *("a meter of a module", "module"),
             ),
         )
     ),

@@ -199,11 +199,7 @@ _CURE = "`with meter.phase('idle')` for some seconds of the run measures it"
 
 def idle_w(evidence: Evidence) -> Reading:
     """Watts of the run's devices with a program on them that does nothing."""
-    devices = boundary(evidence)
-    ids = {device.id for device in devices}
-    # What the second die of a board draws is in the readings of the first.
-    own = [device for device in devices if device.facts.get("energy_counted_in") not in ids]
-    each = [_device_idle(evidence, device) for device in own]
+    each = [_device_idle(evidence, device) for device in boundary(evidence)]
     value = sum(watts[0] for watts in each)
     notes = dict.fromkeys(watts[1] for watts in each)
     return Reading(value, "W", weakest(*(watts[2] for watts in each)), note="; ".join(notes))

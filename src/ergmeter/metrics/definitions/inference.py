@@ -31,9 +31,9 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
     END_MARK,
+    LOAD_MARK,
     failed_by_mark,
     has_rows,
-    is_load,
     need_failures,
     why_not_timed,
 )
@@ -144,12 +144,16 @@ def _percentile(
     return percentile(values, q), note
 
 
+def _until_token(evidence: Evidence, waits_s: FloatArray, q: float, which: str) -> Reading:
+    """A percentile of the times from the start of a request to its first or last token."""
+    value, failures = _percentile(evidence, waits_s, q)
+    note = f"of {number_of(len(waits_s), 'request')}, to the {which} token{_clock(evidence)}"
+    return Reading(value, "s", evidence.steps_basis, note=note + failures)
+
+
 def ttft_s(evidence: Evidence, q: float) -> Reading:
     """Time to the first token."""
-    waits_s = prefills(evidence).duration_s
-    value, failures = _percentile(evidence, waits_s, q)
-    note = f"of {number_of(len(waits_s), 'request')}, to the first token{_clock(evidence)}"
-    return Reading(value, "s", evidence.steps_basis, note=note + failures)
+    return _until_token(evidence, prefills(evidence).duration_s, q, "first")
 
 
 def tpot_s(evidence: Evidence, q: float) -> Reading:
@@ -210,10 +214,7 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
 
 def e2e_s(evidence: Evidence, q: float) -> Reading:
     """From the start of a request to its last token."""
-    pairs = requests(evidence)
-    value, failures = _percentile(evidence, pairs.e2e_s, q)
-    note = f"of {number_of(len(pairs), 'request')}, to the last token{_clock(evidence)}"
-    return Reading(value, "s", evidence.steps_basis, note=note + failures)
+    return _until_token(evidence, requests(evidence).e2e_s, q, "last")
 
 
 def _served(evidence: Evidence) -> Requests:
@@ -233,7 +234,7 @@ def _load(evidence: Evidence) -> Offered:
 
 def _why_no_offers(evidence: Evidence) -> str:
     """Why a run has no rows of offered requests."""
-    if not is_load(evidence.run):
+    if not evidence.marked(LOAD_MARK):
         return _NO_LOAD
     is_ended = evidence.has_work or failed_by_mark(evidence.run) is not None
     if is_ended and not has_rows(evidence.run):
@@ -439,7 +440,7 @@ def client_cpu_frac(evidence: Evidence) -> Reading:
     """Share of one core that sending and receiving took: near 1 the client is what was measured."""
     costs = evidence.marked(END_MARK)
     if not costs:
-        if not is_load(evidence.run):
+        if not evidence.marked(LOAD_MARK):
             raise NotMeasurable(_NO_LOAD)
         raise NotMeasurable(
             f"the run is {evidence.run.status}: the client's CPU is recorded when a load ends"

@@ -83,9 +83,8 @@ def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> 
     """Memory in use on a device, or on this one: its mean or the most; else as printed."""
     over_time = mean_bytes if mean else highest
     try:
-        return over_time(
-            evidence, "memory_bytes", _gpus(evidence, device), "in use by all programs"
-        )
+        devices = _gpus(evidence, device)
+        return over_time(evidence, "memory_bytes", devices, "in use by all programs")
     except NotMeasurable as reason:
         if device is not None:
             raise
@@ -164,9 +163,8 @@ def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
 
 def process_mean_bytes(evidence: Evidence) -> Reading:
     """Mean resident memory of the program and its children."""
-    return mean_bytes(
-        evidence, "memory_bytes", sampled(evidence, "process"), "resident, children included"
-    )
+    processes = sampled(evidence, "process")
+    return mean_bytes(evidence, "memory_bytes", processes, "resident, children included")
 
 
 def _growth(evidence: Evidence, kind: str) -> Reading:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.catalog import Metric, Scope
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -19,23 +19,16 @@ def _raise(why: str, _: Evidence) -> NoReturn:
     raise NotMeasurable(why)
 
 
-_compared = partial(
-    Metric,
-    needs=("a comparison",),
-    compute=partial(_raise, "only a comparison has it: erg compare"),
-    scope="comparison",
-)
-_of_cell = partial(
-    Metric,
-    needs=("a cell of a bench",),
-    compute=partial(_raise, "only a cell of a bench has it: erg bench run"),
-    scope="cell",
-)
-_analysed = partial(
-    Metric,
-    needs=("compiled graphs (HLO)",),
-    compute=partial(_raise, "only a Trainium analysis has it: erg analyze"),
-    scope="analysis",
+def _of_scope(scope: Scope, needs: str, why: str) -> partial[Metric]:
+    """Makes metrics of a scope; `why` a run has none of them."""
+    return partial(Metric, needs=(needs,), compute=partial(_raise, why), scope=scope)
+
+
+_compared = _of_scope("comparison", "a comparison", "only a comparison has it: erg compare")
+_of_cell = _of_scope("cell", "a cell of a bench", "only a cell of a bench has it: erg bench run")
+_cell_bytes = partial(_of_cell, unit="B", direction="lower")
+_analysed = _of_scope(
+    "analysis", "compiled graphs (HLO)", "only a Trainium analysis has it: erg analyze"
 )
 # Of rank 0, by transformers' Trainer with its memory metrics. FMS's program takes the most of init
 # and train, its guide adds all changes and peaks, its first file format has the seed's.
@@ -99,12 +92,10 @@ METRICS = [
         for kind in ("real", "computed")
     ),
     _of_cell("training.epoch", "epochs", "1", "neither", "as printed at the end", column="epoch"),
-    _of_cell(
+    _cell_bytes(
         "memory.peak_bytes",
         "peak memory",
-        "B",
-        "lower",
-        "the first of its alternatives that both sides of a comparison have",
+        formula="the first of its alternatives that both sides of a comparison have",
         alternatives=(
             *("memory.hf_peak_bytes", "memory.allocator_peak_bytes", "memory.nvidia_peak_bytes"),
             *("memory.nvidia_mean_bytes", "memory.hf_seed_bytes", "memory.device_peak_bytes"),
@@ -113,35 +104,30 @@ METRICS = [
         rule="peak_memory",
         views="bench compare 40",
     ),
-    _of_cell(
+    _cell_bytes(
         "memory.nvidia_mean_bytes",
         "nvidia-smi memory, mean of devices",
-        "B",
-        "lower",
-        "peak above the first reading, mean over devices",
+        formula="peak above the first reading, mean over devices",
         column="memory_nvidia_mean_bytes",
         rule="nvidia_memory",
         rule_aliases=("mem_nvidia_mem_reserved",),
         views="bench report 90 in memory as nvidia mean expected;"
         " bench matrix 120 in memory as device memory, peak, mean of the devices",
     ),
-    _of_cell(
+    _cell_bytes(
         "memory.nvidia_peak_bytes",
         "nvidia-smi memory, peak",
-        "B",
-        "lower",
-        "peak above the first reading, of the device with most",
+        formula="peak above the first reading, of the device with most",
         column="memory_nvidia_peak_bytes",
         views="bench report 80 in memory as nvidia expected;"
         " bench matrix 110 in memory as device memory, peak",
     ),
     *(
-        _of_cell(
+        _cell_bytes(
             f"memory.hf_{name}_bytes",
             f"transformers' memory, {name.replace('_', ' ')}",
-            "B",
-            "neither" if name == "discrepancy" else "lower",
-            f"{formula}, rank 0",
+            direction="neither" if name == "discrepancy" else "lower",
+            formula=f"{formula}, rank 0",
             column=f"memory_hf_{name}_bytes",
             rule="hf_memory" if name == "peak" else "",
             rule_aliases=("mem_peak_torch_mem_alloc_in_bytes",) if name == "peak" else (),

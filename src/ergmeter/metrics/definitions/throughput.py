@@ -30,7 +30,7 @@ from ergmeter.metrics.definitions.tokens import (
 )
 from ergmeter.metrics.evidence import ranks
 from ergmeter.metrics.evidence.requests import why_not_timed
-from ergmeter.metrics.evidence.samples import ACCELERATORS
+from ergmeter.metrics.evidence.samples import sampled
 from ergmeter.metrics.evidence.steps import interval_in_order
 from ergmeter.records import Basis, FloatArray, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
@@ -141,10 +141,8 @@ def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
 
 def tokens_per_s_per_device(evidence: Evidence) -> Reading:
     """All tokens over the window, for each accelerator."""
-    devices = len(evidence.devices("gpu"))
     try:
-        if not devices:
-            raise NotMeasurable(evidence.why_no_device("accelerator", *ACCELERATORS))
+        devices = len(sampled(evidence, "gpu"))
         ranks.need_all(evidence)
         ranks.need_devices(evidence)
         amounts, label, basis = tokens(evidence)

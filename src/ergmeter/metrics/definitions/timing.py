@@ -347,26 +347,24 @@ METRICS = [
             " step encloses them",
         ),
     ),
-    Metric(
+    _time(
         "time.outside_steps_frac",
         "time outside steps",
-        "frac",
-        "lower",
-        "1 - time inside steps / window",
-        ("steps of a Meter",),
-        outside_steps_frac,
+        unit="frac",
+        formula="1 - time inside steps / window",
+        needs=("steps of a Meter",),
+        compute=outside_steps_frac,
         upper_bound=1.0,
         views="card 230 in time",
     ),
-    Metric(
+    _time(
         "time.window_s",
         "window",
-        "s",
-        "neither",
-        "end of the last warm-up step (or start of the first step) to the end of the last counted"
-        " step, without evaluation, checkpoints and named pauses",
-        (),
-        window_s,
+        direction="neither",
+        formula="end of the last warm-up step (or start of the first step) to the end of the last"
+        " counted step, without evaluation, checkpoints and named pauses",
+        needs=(),
+        compute=window_s,
         column="timed_s",
         views="ledger 10 as window_s; fairness 20",
     ),

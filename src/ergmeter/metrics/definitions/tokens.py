@@ -22,9 +22,9 @@ from ergmeter.metrics.evidence.ranks import (
     shared_tokens_note,
 )
 from ergmeter.metrics.evidence.requests import need_failures
-from ergmeter.metrics.evidence.samples import or_none
+from ergmeter.metrics.evidence.samples import or_missing, or_none
 from ergmeter.metrics.evidence.steps import Steps
-from ergmeter.records import PHASES, Basis, FloatArray, Reading
+from ergmeter.records import PHASES, Basis, FloatArray, Missing, Reading
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.units import number_of
 
@@ -118,12 +118,10 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
     declared = evidence.settings.tokens_per_step
     columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
     for column, label in () if is_declared(evidence) else columns:
-        try:
-            values = reported_counts(evidence, rows, column)
-        except NotMeasurable as error:
-            reasons.append(str(error))
-            continue
-        if values is not None and not values.any():
+        values = or_missing(reported_counts, evidence, rows, column)
+        if isinstance(values, Missing):
+            reasons.append(values.reason)
+        elif values is not None and not values.any():
             reasons.append(f"the steps count 0 {label} tokens")
         elif values is not None:
             is_printed = label == "computed" and evidence.from_output

@@ -114,12 +114,10 @@ class Offered:
 
 
 def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | None:
-    """The requests offered since a time and settled until another; None in a run of anything else.
+    """The requests of a load, offered since a time and settled until another; None without rows.
 
     Where the run is a part of a longer one, those that were settled in that part.
     """
-    if not is_load(run):
-        return None
     part = run.between
     rows = [
         (reported.t_ns - round(reported.value * NS_PER_S), reported.t_ns, reported.name)
@@ -133,11 +131,6 @@ def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | N
     counted = [row for row in rows if since_ns is None or row[0] >= since_ns]
     starts, ends = (np.array([row[at] for row in counted], dtype=np.int64) for at in (0, 1))
     return Offered(starts, ends, [name for _, _, name in counted], len(rows) - len(counted))
-
-
-def is_load(run: Run) -> bool:
-    """Whether `erg load` made a run."""
-    return any(mark.name == LOAD_MARK for mark in run.marks)
 
 
 def has_rows(run: Run) -> bool:

@@ -41,12 +41,16 @@ def cached_result(
         key = (compute, *map(_named, about), *further.items())
         if key not in evidence.results:  # the reason, as an error keeps its readings in memory
             evidence.results[key] = or_missing(compute, evidence, *about, **further)
-        result = evidence.results[key]
-        if isinstance(result, Missing):
-            raise NotMeasurable(result.reason)
-        return cast("Answer", result)
+        return present(cast("Answer | Missing", evidence.results[key]))
 
     return cached
+
+
+def present(result: Answer | Missing) -> Answer:
+    """The result. Raises NotMeasurable with its reason if it is missing."""
+    if isinstance(result, Missing):
+        raise NotMeasurable(result.reason)
+    return result
 
 
 def or_none(
@@ -135,9 +139,13 @@ def _named(argument: object) -> object:
 # a probe that failed in the first minute says nothing of the hour after it.
 
 ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
+CPUS = ("rapl", "grace", "apple")
 # By kind of device: what one is called, and the probes that read it.
 _SAMPLED = {
     "gpu": ("accelerator", ACCELERATORS),
+    "cpu": ("CPU energy counter", CPUS),
+    "dram": ("DRAM energy counter", ("rapl", "apple")),
+    "module": ("meter of a module or a machine", ("grace", "apple")),
     "node": ("node reading", ("node",)),
     "process": ("process reading", ("process",)),
     "allocator": ("allocator of a framework", ("allocator",)),

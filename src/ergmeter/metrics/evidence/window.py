@@ -146,10 +146,7 @@ def after_warmup(
             work, lambda lane: lane["start_ns"] >= mark.t_ns, _RULES[mark.name], mark.t_ns
         )
     if (steps := settings.warmup_steps) is not None:
-        rule = number_of(steps, "step")
-        return _counted(
-            work, lambda lane: np.cumsum(lane.step_counts) - lane.step_counts >= steps, rule
-        )
+        return _counted(work, lambda lane: lane.steps_before >= steps, number_of(steps, "step"))
     if settings.warmup_s is not None:
         until_ns = settings.warmup_s * NS_PER_S
         rule = f"{settings.warmup_s:g} s"

@@ -363,9 +363,8 @@ def _ladder(
     rungs = [Rung(TOP, level, basis)]
     # Without FLOPs or tensor core activity a clock above the peak's has no meaning.
     if ratio is not None and (ratio < 1 or got is not None or activity.tensor_frac is not None):
-        rungs.append(
-            Rung(CLOCK, level * scale, weakest("derived", activity.basis), _clock_facts(activity))
-        )
+        clock_basis = weakest("derived", activity.basis)
+        rungs.append(Rung(CLOCK, level * scale, clock_basis, _clock_facts(activity)))
     for key, share in ((SM, activity.sm_frac), (TENSOR, activity.tensor_frac)):
         if share is not None and share <= level:
             of = "multiprocessors" if key == SM else "cycles"

@@ -18,11 +18,10 @@ from ergmeter.metrics.definitions.compute import (
     flops_per_token,
     need_possible,
     of_run,
-    run_results,
 )
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
-from ergmeter.metrics.evidence.samples import ACCELERATORS, or_none
+from ergmeter.metrics.evidence.samples import ACCELERATORS, or_missing, or_none
 from ergmeter.metrics.explain.time import Fact
 from ergmeter.records import Flops, Missing, Reading
 from ergmeter.units import percent
@@ -58,14 +57,10 @@ class Achieved:
 
 def achieved(evidence: Evidence) -> Achieved:
     """MFU, recomputation and padding. NotMeasurable says what is missing."""
-    try:
-        mfu = run_results(evidence)[MFU]
-    except NotMeasurable as error:
-        mfu = Missing(str(error))
-    else:
-        need_possible(evidence, MFU, HFU)
+    mfu = or_missing(of_run, evidence, MFU)
     if isinstance(mfu, Missing):
         return Achieved(_printed(evidence, mfu.reason), None, None, False, is_printed=True)
+    need_possible(evidence, MFU, HFU)
     chosen = evidence.flops[0]
     is_assumed = bool(assumed(chosen, NO_RECOMPUTATION))
     again = None

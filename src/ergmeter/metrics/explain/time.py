@@ -293,9 +293,8 @@ def _idle(activity: DeviceActivity, share: float, split: TimeSplit | None) -> Lo
 
 def is_launch_bound(activity: DeviceActivity, split: TimeSplit, idle_frac: float) -> bool:
     """True if the host launches kernels too slowly to keep the device busy."""
-    if activity.busy_frac is None or idle_frac < _LAUNCH_IDLE_FRAC * (
-        idle_frac + activity.busy_frac
-    ):
+    busy_frac, sm_frac = activity.busy_frac, activity.sm_frac
+    if busy_frac is None or idle_frac < _LAUNCH_IDLE_FRAC * (idle_frac + busy_frac):
         return False
-    few = activity.sm_frac is not None and activity.sm_frac < _FEW_ACTIVE * activity.busy_frac
+    few = sm_frac is not None and sm_frac < _FEW_ACTIVE * busy_frac
     return few or split.step_s < _SHORT_STEP_S

@@ -434,11 +434,8 @@ def _saved(
     if block.key not in _TILES:
         # Blocks below the clock: at a higher clock, 1 % of the peak is less than 1 % of the time.
         inside = (KERNELS, "not_multiplying", "empty_sms", "communication", "copies")
-        return (
-            block.share_frac / (activity.clock_ratio or 1.0)
-            if block.key in inside
-            else block.share_frac
-        )
+        scale = (activity.clock_ratio or 1.0) if block.key in inside else 1.0
+        return block.share_frac / scale
     # Useless computation takes its share of the working time, including other kernels.
     counted = reached.share_frac + sum(b.share_frac for b in blocks if b.key in _TILES)
     return working_frac * block.share_frac / counted
@@ -448,7 +445,7 @@ def _record_next(
     evidence: Evidence, missing: dict[str, str], activity: DeviceActivity, got: Achieved | None
 ) -> tuple[str, ...]:
     """What to record so that the missing parts can be separated, as commands."""
-    commands = []
+    commands, gpus = [], evidence.devices("gpu")
     if evidence.is_imported:
         commands.append(
             "measure with `erg record -- COMMAND` or a Meter: a log has no readings of devices, and"
@@ -462,18 +459,14 @@ def _record_next(
         )
     if got is None and not evidence.flops:
         commands.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
-    if activity.tensor_frac is None and any(
-        device.probe == "nvml" for device in evidence.devices("gpu")
-    ):
+    if activity.tensor_frac is None and any(gpu.probe == "nvml" for gpu in gpus):
         commands.append(
             "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
         )
-    if evidence.devices("gpu") and not any(
-        "calibration" in device.facts for device in evidence.devices("gpu")
-    ):
+    if gpus and not any("calibration" in gpu.facts for gpu in gpus):
         commands.append("`erg calibrate` once on its machine, for the matmul ceiling")
     if missing.get("padding") == NO_PADDING and evidence.trains:
         commands.append("padding: pass tokens_real= to meter.step, or use an integration")
-    if len(evidence.devices("gpu")) > 1 and not evidence.marked("profiled"):
+    if len(gpus) > 1 and not evidence.marked("profiled"):
         commands.append("communication: profile_steps=3 of a callback, or a torch trace")
     return tuple(commands)

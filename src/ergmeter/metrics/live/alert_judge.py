@@ -111,9 +111,8 @@ class Judge:
         """Judge more rows. Returns alerts in order of time."""
         self.totals.feed(rows)
         alerts = [Alert(s.rule, *event) for s in self._states for event in s.feed(rows)]
-        return [
-            alert for alert in sorted(alerts, key=lambda alert: alert.t_ns) if self._is_told(alert)
-        ]
+        alerts.sort(key=lambda alert: alert.t_ns)
+        return [alert for alert in alerts if self._is_told(alert)]
 
     @property
     def unjudged(self) -> dict[str, str]:
@@ -229,9 +228,8 @@ class Speed:
 
     def _add(self, lane: _Lane, steps: dict[str, Any]) -> None:
         away = np.isin(steps["phase"], _AWAY)
-        lane.away += list(
-            zip(steps["start_ns"][away].tolist(), steps["end_ns"][away].tolist(), strict=True)
-        )
+        starts, ends = (steps[edge][away].tolist() for edge in ("start_ns", "end_ns"))
+        lane.away += zip(starts, ends, strict=True)
         train = steps["phase"] == TRAIN
         amounts = self._amounts(steps)[train]
         is_counted = ~np.isnan(amounts)
@@ -394,9 +392,8 @@ class ThrottledState:
     def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
         self._devices = devices
-        self._since: dict[
-            str, tuple[bool, int, int]
-        ] = {}  # throttled, since when, for which reasons
+        # By device: throttled or not, since when, for which reasons.
+        self._since: dict[str, tuple[bool, int, int]] = {}
         self._raised: set[str] = set()
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
@@ -407,11 +404,9 @@ class ThrottledState:
             is_throttled = (bits & (THROTTLE_HEAT | THROTTLE_BRAKE)) != 0
             was, since_ns, why = self._since.get(device, (bool(is_throttled[0]), int(t_ns[0]), 0))
             # Up to each change, and up to the last reading.
-            changes = np.flatnonzero(
-                np.concatenate([[was], is_throttled[:-1]]) != is_throttled
-            ).tolist()
+            before = np.concatenate([[was], is_throttled[:-1]])
             first = 0
-            for at in changes:
+            for at in np.flatnonzero(is_throttled != before).tolist():
                 why |= _reasons(bits[first:at], t_ns[first:at], since_ns + THROTTLED_NS)
                 yield from self._lasted(device, was, since_ns, int(t_ns[at]), why)
                 was, since_ns, why, first = bool(is_throttled[at]), int(t_ns[at]), 0, at

@@ -119,9 +119,8 @@ class RunFollower:
             columns = {part.writer: _steps(segment, shift_ns)}
             is_printed = part.stream == _OUTPUT
             steps = {} if is_printed and self._has_meter_steps else columns
-            rows = joined_rows(
-                rows, LiveRows(until_ns, steps, printed=columns if is_printed else {})
-            )
+            printed = columns if is_printed else {}
+            rows = joined_rows(rows, LiveRows(until_ns, steps, printed=printed))
         return rows
 
     def _add_samples(self, rows: LiveRows, segment: Segment, writer: str, shift_ns: int) -> None:

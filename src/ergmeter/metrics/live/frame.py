@@ -199,9 +199,8 @@ class RunWatcher:
             for alert in self._judge.feed(ready.without(self._beside)):
                 if not alert.is_over:
                     ranks = ranks_of(alert.rule.text, alert.about, self._totals.ranks)
-                    self._seen.append(
-                        NotedAlert(alert.t_ns, alert.text, was_told=False, ranks=ranks)
-                    )
+                    noted = NotedAlert(alert.t_ns, alert.text, was_told=False, ranks=ranks)
+                    self._seen.append(noted)
         if totals:
             evidence = evidence_of(run)
             self._so_far = readings_of(evidence, in_view("so far"))

@@ -110,24 +110,22 @@ def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
     NotMeasurable if there is none yet. The next update begins at the end of this one's window.
     """
     newest = evidence_since(run, since_ns).counted
-    end_ns = _reached_ns(run, newest)
-    part = run.part(Window(since_ns, end_ns))
-    evidence = Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
-    if keys:
-        readings = readings_of(evidence, keys)
-        return _update(part, evidence, Summary(run.name, run.status, readings), final=False)
-    return _update(part, evidence, summary_of(evidence), final=False)
+    evidence = evidence_since(run, since_ns, _reached_ns(run, newest))
+    if not keys:
+        return _update(evidence, summary_of(evidence), final=False)
+    summary = Summary(run.name, run.status, readings_of(evidence, keys))
+    return _update(evidence, summary, final=False)
 
 
 def whole_run_update(run: Run) -> Update:
     """All metrics over the whole run, after its warm-up."""
     evidence = Evidence(run, settings_of(run))
-    return _update(run, evidence, summary_of(evidence), final=True)
+    return _update(evidence, summary_of(evidence), final=True)
 
 
-def evidence_since(run: Run, since_ns: int) -> Evidence:
+def evidence_since(run: Run, since_ns: int, until_ns: int = FOREVER_NS) -> Evidence:
     """The evidence of the newest part of a run, for computing a few metrics."""
-    part = run.part(Window(since_ns, FOREVER_NS))
+    part = run.part(Window(since_ns, until_ns))
     return Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
 
 
@@ -137,9 +135,9 @@ def first_start_ns(run: Run, since_ns: int) -> int:
     return min(since_ns, max(int(lane["start_ns"].min()) for lane in lanes if len(lane)))
 
 
-def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> Update:
+def _update(evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     window = evidence.span
-    clock = run.writers[0].header["clock"]
+    clock = evidence.run.writers[0].header["clock"]
     wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
     lanes = evidence.work.lanes if evidence.trains else ()
     done = max(map(steps_done, lanes), default=0)

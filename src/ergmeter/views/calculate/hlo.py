@@ -40,7 +40,7 @@ def document(
 ) -> Document:
     """Return the requested table, the total, what it leaves open, and failures."""
     counts = [file.count for file in counted if file.count]
-    parts: list[Part] = [*_counted(counted, by)] if counts else []
+    parts: list[Part] = [*_counted(counted, counts, by)] if counts else []
     parts += [
         _dim(f"left out: {number_of(number, 'file')}, {why}") for why, number in left_out.items()
     ]
@@ -52,9 +52,10 @@ def document(
     return Document(title, tuple(parts), _data(counted, left_out=left_out))
 
 
-def _counted(counted: Sequence[FileCount], by: str) -> Iterator[Part]:
-    counts = [file.count for file in counted if file.count]
-    yield _table(counted, by)
+def _counted(
+    counted: Sequence[FileCount], counts: Sequence[ModuleCount], by: str
+) -> Iterator[Part]:
+    yield _modules(counted) if by == "module" else _table(counts, by)
     if by == "module":
         bounds = {count.bound for count in counts}
         yield from (_dim(f"{_SIGNS[b]} {meaning}") for b, meaning in _BOUNDS if b in bounds)
@@ -102,10 +103,7 @@ def _file(file_count: FileCount) -> dict[str, Any]:
     return head | asdict(count) | {name: getattr(count, name) for name in derived}
 
 
-def _table(counted: Sequence[FileCount], by: str) -> Table:
-    if by == "module":
-        return _modules(counted)
-    counts = [file.count for file in counted if file.count]
+def _table(counts: Sequence[ModuleCount], by: str) -> Table:
     if by == "kernel":
         return _kernels(counts)
     sums = _sum(count.by_op if by == "op" else count.by_computation for count in counts)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter import doctor
-from ergmeter.errors import NotMeasurable
 from ergmeter.hardware.table import candidates
 from ergmeter.metrics.definitions.peaks import agreed
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.units import duration, grouped, scaled, significant
 from ergmeter.views.document import (
     Document,
@@ -166,10 +166,8 @@ def _peak(calibration: Calibration, dtype: str) -> float | None:
 
 def _agreed(calibration: Calibration, value: Callable[[DeviceSpec], float | None]) -> float | None:
     """Return the datasheet value, None if the device is unknown or its candidates differ."""
-    try:
-        return agreed(map(value, candidates(calibration.name)))
-    except NotMeasurable:
-        return None
+    specs = or_none(candidates, calibration.name)
+    return None if specs is None else agreed(map(value, specs))
 
 
 def _peak_source(calibration: Calibration) -> list[str]:
@@ -177,11 +175,8 @@ def _peak_source(calibration: Calibration) -> list[str]:
     own = calibration.conditions.get("cpu_peak_source")
     if own:
         return [f"peak: {own}"]
-    try:
-        specs = candidates(calibration.name)
-    except NotMeasurable:
-        return []
-    return [f"peak: {specs[0].short_source}"]
+    specs = or_none(candidates, calibration.name)
+    return [] if specs is None else [f"peak: {specs[0].short_source}"]
 
 
 def _idle(calibration: Calibration) -> list[str]:

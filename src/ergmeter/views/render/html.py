@@ -119,11 +119,10 @@ def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
     lines: list[str] = []
     for is_note, group in groupby(parts_for(parts, "html"), lambda part: isinstance(part, Note)):
         members = list(group)
-        lines += (
-            [rendered("notes", members, VERDICTS)]
-            if is_note
-            else [_part(part, level) for part in members]
-        )
+        if is_note:
+            lines.append(rendered("notes", members, VERDICTS))
+        else:
+            lines += [_part(part, level) for part in members]
     return "\n".join(filter(None, lines))
 
 

@@ -257,11 +257,9 @@ def _figures(run: Run, summary: Summary) -> Iterator[Table]:
         label = group
         for key in [key for key in members if _has_place(run, summary, key)]:
             reading = summary.readings[key]
-            cells = (
-                (value(reading), _spread(reading), reading.basis)
-                if isinstance(reading, Reading)
-                else ("-", "", "")
-            )
+            cells = ("-", "", "")
+            if isinstance(reading, Reading):
+                cells = (value(reading), _spread(reading), reading.basis)
             rows.append((label, every_metric()[key].title, *cells))
             label = ""
     columns = (

@@ -252,11 +252,8 @@ def _ending(of: Sources) -> list[str]:
     asked = dict.fromkeys(mark.detail for mark in of.run.marks if mark.name == "stop_asked")
     if asked:
         clauses.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
-    others = dict.fromkeys(
-        noted_alert.text
-        for noted_alert in noted_alerts(of.run, {})
-        if noted_alert.text not in asked
-    )
+    texts = (alert.text for alert in noted_alerts(of.run, {}))
+    others = dict.fromkeys(text for text in texts if text not in asked)
     if others:
         more = "; and more" if len(others) > _ALERTS else ""
         clauses.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")

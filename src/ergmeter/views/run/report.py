@@ -16,6 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.checks import fitness
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.records import Device, Missing, Reading, Summary
@@ -96,11 +97,10 @@ def page_sections(evidence: Evidence, summary: Summary) -> list[Section]:
 
 def _figures(run: Run, summary: Summary) -> list[Part]:
     window = summary.readings["time.window_s"]
-    over = (
-        f"There is no window to give figures of: {window.reason}."
-        if isinstance(window, Missing)
-        else f"The window: {window.note}. Figures are over it, unless they say otherwise."
-    )
+    if isinstance(window, Missing):
+        over = f"There is no window to give figures of: {window.reason}."
+    else:
+        over = f"The window: {window.note}. Figures are over it, unless they say otherwise."
     cards = (
         _card(key, reading)
         for key in in_view("report")
@@ -161,12 +161,7 @@ def _zoom(evidence: Evidence, charts: Sequence[Chart]) -> list[TimeZoom]:
     if all(chart.spec is None for chart in charts):
         return []
     run_s = (0.0, evidence.watched.duration_s)
-    try:
-        span = evidence.span
-    except NotMeasurable:
-        return [TimeZoom(run_s, run_s)]
-    start_s, end_s = (timeline.seconds(evidence, t) for t in (span.start_ns, span.end_ns))
-    return [TimeZoom(run_s, (start_s, end_s))]
+    return [TimeZoom(run_s, or_none(timeline.counted_s, evidence) or run_s)]
 
 
 def _progress(evidence: Evidence, summary: Summary) -> list[Paragraph]:

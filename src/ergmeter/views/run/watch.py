@@ -73,12 +73,9 @@ def line(frame: LiveFrame) -> str:
             parts.append(value(reading) if is_rate else f"{at.label} {value(reading)}")
         elif key == _LOSS and frame.loss is not None:
             parts.append(f"loss {significant(frame.loss)}")
+    devices = _shown_devices(frame)
     for column, title, format_value in _GAUGES[1:3]:
-        most = [
-            shown_device.values[column]
-            for shown_device in _shown_devices(frame)
-            if column in shown_device.values
-        ]
+        most = [device.values[column] for device in devices if column in device.values]
         if most:
             parts.append(f"{title} {format_value(max(most))}")
     for key, title in (("energy.joules_per_token", "J/token"), ("utilization.mfu_frac", "MFU")):
@@ -127,11 +124,9 @@ def _eta(frame: LiveFrame) -> str:
         return "over"
     if frame.quiet_s is not None:
         return f"no ETA: last step {duration(frame.quiet_s)} ago"
-    return (
-        f"no ETA: {printable(frame.no_eta)}"
-        if frame.eta_s is None
-        else f"{duration(frame.eta_s)} to go"
-    )
+    if frame.eta_s is None:
+        return f"no ETA: {printable(frame.no_eta)}"
+    return f"{duration(frame.eta_s)} to go"
 
 
 def _figures(frame: LiveFrame, columns: int) -> Table:

@@ -131,10 +131,8 @@ class Guard:
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
         """Answer a request without a valid token or cookie."""
-        authorization = headers.get("authorization", "")
-        if authorization.lower().startswith("bearer ") and self._access.is_token(
-            authorization[7:].strip()
-        ):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._access.is_token(token.strip()):
             return None
         if self._access.is_ticket(_cookie(headers, self._access.cookie)):
             return None
