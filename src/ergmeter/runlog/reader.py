@@ -274,9 +274,8 @@ class Run:
         elif not alone:
             names = {name for segment in segments for name in segment.names} - {"t_ns", "device"}
             # A column that another stream also has would be incomplete here.
-            names -= columns_in(
-                writer.directory, but=[segment.path for segment in segments], damage=self.damage
-            ) - {column}
+            own_paths = [segment.path for segment in segments]
+            names -= columns_in(writer.directory, but=own_paths, damage=self.damage) - {column}
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
         for segment in segments:
             own = [name for name in segment.names if name in names]
@@ -345,9 +344,8 @@ class Run:
 
     def _marks_table(self) -> pa.Table:
         rows = [{"t_ns": m.t_ns, "name": m.name, "detail": m.detail} for m in self.marks]
-        times = pa.array(
-            [m.t_ns + self.wall_zero_ns for m in self.marks], pa.timestamp("ns", "UTC")
-        )
+        wall_ns = [m.t_ns + self.wall_zero_ns for m in self.marks]
+        times = pa.array(wall_ns, pa.timestamp("ns", "UTC"))
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
     def verified(self) -> list[str]:

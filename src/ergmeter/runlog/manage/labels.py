@@ -103,11 +103,8 @@ def add_labels(run: Path, more: Labels) -> Labels:
 
 
 def _write_labels(run: Path, labels: Labels) -> Labels:
-    content = {
-        "tags": labels.tags,
-        "notes": [{"at": at, "text": text} for at, text in labels.notes],
-    }
-    write_json(run / LABELS_FILE, content)
+    notes = [{"at": at, "text": text} for at, text in labels.notes]
+    write_json(run / LABELS_FILE, {"tags": labels.tags, "notes": notes})
     return labels
 
 
