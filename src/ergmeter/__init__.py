@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 _HOMES = {
-    "Meter": "meter",
-    "Budget": "meter",
+    **dict.fromkeys(("Meter", "Budget"), "meter"),
     "Run": "runlog.reader",
     "Settings": "runlog.settings",
     "summarize": "metrics.summarize",

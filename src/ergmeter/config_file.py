@@ -28,21 +28,14 @@ _repr.maxstring = _repr.maxother = _MAX_VALUE
 _VARIABLE = re.compile(r"^(?:.*, )?line \d+: |(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)")
 _TEXTS = {
     "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_pattern_mismatch": "must be text",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a number",
+    **dict.fromkeys(("string_type", "string_pattern_mismatch"), "must be text"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be {ge} or more",
     "less_than": "must be below {lt:g}",
-    "model_type": "must have keys and values",
-    "dict_type": "must have keys and values",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
+    **dict.fromkeys(("model_type", "dict_type"), "must have keys and values"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     "too_short": "must not be empty",
 }
 
@@ -99,9 +92,8 @@ def _children(node: yaml.Node | None) -> dict[str, tuple[int, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): (key.start_mark.line + 1, value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
-        return {
-            str(index): (item.start_mark.line + 1, item) for index, item in enumerate(node.value)
-        }
+        items = enumerate(node.value)
+        return {str(index): (item.start_mark.line + 1, item) for index, item in items}
     return {}
 
 

@@ -87,7 +87,13 @@ def _open_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe |
     is_over = False
 
     def construct() -> None:
-        result = _construct(request, name)
+        result: Probe | str
+        try:
+            result = registry.load("probes", name)(request)
+        except ErgmeterError as error:
+            result = str(error)
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything; training goes on
+            result = f"{type(error).__name__}: {error}"
         with lock:
             results.append(result)
             is_late = is_over
@@ -100,16 +106,6 @@ def _open_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe |
     with lock:
         is_over = True
         return results[0] if results else f"the driver did not answer within {wait_s:g} s"
-
-
-def _construct(request: ProbeRequest, name: str) -> Probe | str:
-    try:
-        probe: Probe = registry.load("probes", name)(request)
-    except ErgmeterError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001  a plugin may raise anything; training goes on
-        return f"{type(error).__name__}: {error}"
-    return probe
 
 
 def _close(probe: Probe) -> None:

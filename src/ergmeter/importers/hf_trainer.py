@@ -185,16 +185,13 @@ class _TrainerReader(RecordReader):
             items = items_of(line.text)
             yield from self._read_steps(self._trainer.steps(line, items))
             kind = kind_of(items)
+            is_busy = self._trainer.bars.is_waiting or self._is_mixed
             if kind == "train" and self._trainer.is_twice:
                 yield from self._tell("twice")
             elif kind in ("eval", "final"):
                 yield from self._read_steps(self._trainer.bars.flush())
                 yield from self._result(line, kind, items)
-            elif (
-                not items
-                and line.t_ns is not None
-                and not (self._trainer.bars.is_waiting or self._is_mixed)
-            ):
+            elif not items and line.t_ns is not None and not is_busy:
                 yield from self._spans.tick(line.t_ns)
         yield from self._read_steps(self._trainer.bars.flush())
         if not self._is_mixed:

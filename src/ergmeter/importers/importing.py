@@ -153,10 +153,7 @@ class _Sink:
 
     def close(self, devices: Iterable[Device]) -> ImportedRun:
         """End the run. `devices`: all that the importer knows, those of this run among them."""
-        if self._writer is None:
-            self._open()
-        writer = self._writer
-        assert writer is not None
+        writer = self._writer or self._open()
         if not self.run.steps:
             self.take(Mark(0, "output_unrecognised", self.run.why_no_steps or _UNTIMED))
         for table in self._batches:
@@ -174,7 +171,7 @@ class _Sink:
         if self.run.path != Path():
             shutil.rmtree(self.run.path, ignore_errors=True)
 
-    def _open(self) -> None:
+    def _open(self) -> Writer:
         """Make the run, of the first time there is, and write what has waited for it."""
         times = [r.start_ns if isinstance(r, Step) else r.t_ns for r in self._early]
         began_ns = min((t_ns for t_ns in times if t_ns > 0), default=0)
@@ -192,6 +189,7 @@ class _Sink:
         early, self._early = self._early, []
         for record in early:
             self._write(record)
+        return self._writer
 
     @property
     def _name(self) -> str:

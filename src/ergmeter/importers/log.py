@@ -163,9 +163,8 @@ class LogColumns:
     def _decided(self, name: str, values: FloatArray, steps: FloatArray) -> str:
         is_printed = np.isfinite(values)
         firsts = [int(value) for value in islice(values[is_printed], HELD_LINES)]
-        numbers = [
-            None if np.isnan(step) else int(step) for step in islice(steps[is_printed], HELD_LINES)
-        ]
+        first_steps = islice(steps[is_printed], HELD_LINES)
+        numbers = [None if np.isnan(step) else int(step) for step in first_steps]
         mode = decide_mode(numbers, firsts, final=True) or "step"
         self.notes.append(mode_note(name, mode, firsts))
         return mode

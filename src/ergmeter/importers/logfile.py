@@ -86,11 +86,10 @@ class LogFile:
             yield block[1:] if is_second_half else block
 
     def _unpacked(self, raw: IO[bytes]) -> Iterator[bytes]:
-        first = raw.read(_BLOCK_BYTES)
-        if first[:2] == _GZIP:
-            yield from self._gunzipped(first, raw)
+        data = raw.read(_BLOCK_BYTES)
+        if data[:2] == _GZIP:
+            yield from self._gunzipped(data, raw)
             return
-        data = first
         while data:
             self._count(len(data))
             yield data

@@ -115,19 +115,8 @@ class Iterations(NumberedLines):
         if self._seq_length is None or samples is None or "consumed_tokens" in counts:
             return pairs
         self.note(_SEQ_LENGTH.format(self._seq_length))
-        return [
-            *pairs,
-            NamedNumber(_TOKENS, "consumed samples x seq_length", samples * self._seq_length),
-        ]
-
-
-def _is_iteration(text: str) -> bool:
-    """Whether this line, or one of the arguments before it, is Megatron's or DeepSpeed's."""
-    if MEGATRON in text:
-        return bool(_fields(plain(text[:MAX_CHARS])))
-    if "iter time (s):" in text:
-        return _PIPE.search(plain(text[:MAX_CHARS])) is not None
-    return " ...." in text and _ARGUMENT.match(text) is not None
+        tokens = samples * self._seq_length
+        return [*pairs, NamedNumber(_TOKENS, "consumed samples x seq_length", tokens)]
 
 
 def _fields(text: str) -> list[NamedNumber]:
@@ -171,8 +160,12 @@ class MegatronImporter(StepLineImporter):
     dialect = Iterations
 
     def is_own(self, text: str) -> bool:
-        """True if this line is Megatron's or DeepSpeed's."""
-        return _is_iteration(text)
+        """True if this line, or one of the arguments before it, is Megatron's or DeepSpeed's."""
+        if MEGATRON in text:
+            return bool(_fields(plain(text[:MAX_CHARS])))
+        if "iter time (s):" in text:
+            return _PIPE.search(plain(text[:MAX_CHARS])) is not None
+        return " ...." in text and _ARGUMENT.match(text) is not None
 
 
 EFFICIENTLLM = "[EfficientLLM"

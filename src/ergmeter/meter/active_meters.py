@@ -117,17 +117,13 @@ def restore_interrupt() -> None:
 
 
 def _before_fork() -> None:
-    _wait_for_imports()
-    for meter in meters():
-        if meter._handover is not None:
-            meter._handover.pause()
-
-
-def _wait_for_imports() -> None:
-    """A child that is forked while a thread of ours imports a module can't ever import it."""
+    # A child that is forked while a thread of ours imports a module can't ever import it.
     until_s = time.monotonic() + _IMPORTS_S
     while _is_importing() and time.monotonic() < until_s:
         time.sleep(0.001)
+    for meter in meters():
+        if meter._handover is not None:
+            meter._handover.pause()
 
 
 def _is_importing() -> bool:

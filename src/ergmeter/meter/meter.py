@@ -355,18 +355,15 @@ class Meter:
         self._pid = os.getpid()
         active_meters.add(self)
         handover.start()
-        self._start_feed(handover)
-        self._start_alarm(handover)
-        self._started_ns = monotonic_ns()
-        # Bound once: the training thread looks nothing up on its way to the queue.
-        self._append = handover.steps.append
-
-    def _start_feed(self, handover: HandOver) -> None:
         if self._sinks:
             self._feed = Feed(
                 self._sinks, handover, name=self.plan.name, every_s=self._sinks_every_s
             )
             self._feed.start()
+        self._start_alarm(handover)
+        self._started_ns = monotonic_ns()
+        # Bound once: the training thread looks nothing up on its way to the queue.
+        self._append = handover.steps.append
 
     def _start_alarm(self, handover: HandOver) -> None:
         plan, around = self.plan.alerts, self.plan.around

@@ -219,9 +219,8 @@ def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[St
     merged: list[Step] = []
     for kind in dict.fromkeys(kinds):
         if kind[0] in _MERGED_PHASES:
-            own = [
-                row for row, other in zip(_rows_of(columns), kinds, strict=True) if other == kind
-            ]
+            pairs = zip(_rows_of(columns), kinds, strict=True)
+            own = [row for row, other in pairs if other == kind]
             merged += [Step(*row) for row in _rows_of(_sums(_columns_of(own), len(own)))]
     merged.sort(key=lambda row: row.end_ns, reverse=True)
     if all(later.start_ns >= row.end_ns for row, later in pairwise(rows)):

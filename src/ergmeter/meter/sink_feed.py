@@ -230,14 +230,11 @@ class Feed:
         if is_last:
             self._guarded(self._add_final, updates)
         if updates and not self._outlets:  # by the first step it is known which rank this is
-            self._outlets = [
-                _Outlet(
-                    plan,
-                    SinkRequest(str(self._run), self._name, dict(plan.options)),
-                    self._handover.marks.append,
-                )
-                for plan in self._plans
-            ]
+            outlets = []
+            for plan in self._plans:
+                request = SinkRequest(str(self._run), self._name, dict(plan.options))
+                outlets.append(_Outlet(plan, request, self._handover.marks.append))
+            self._outlets = outlets
         for update in updates:
             for outlet in self._outlets:
                 outlet.offer(update)

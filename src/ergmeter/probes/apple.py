@@ -41,9 +41,8 @@ class AppleProbe(DeclaredProbe):
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]
         self._stream = ToolStream(TOOL, command)
         with self.closed_on_error():
-            self._parts, self.devices = self._describe(
-                json_object(self._stream.first(FIRST_LINE_S), TOOL)
-            )
+            first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
+            self._parts, self.devices = self._describe(first)
 
     def _describe(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
         chip = str((first.get("soc") or {}).get("chip_name", "Apple chip"))
@@ -55,16 +54,12 @@ class AppleProbe(DeclaredProbe):
             "has_energy_counter": False,
         }
         parts = {part: f"{self.name}:{host}:{part}" for part in _present(first)}
-        return parts, [
-            Device(
-                device,
-                _KINDS[part],
-                f"{chip}{_NAMES[part]}",
-                self.name,
-                {**facts, "scope": _SCOPES[part], "absent": _ABSENT.get(part, {})},
-            )
-            for part, device in parts.items()
-        ]
+        devices = []
+        for part, device in parts.items():
+            kind, name, scope = _PARTS[part]
+            own = {**facts, "scope": scope, "absent": _ABSENT.get(part, {})}
+            devices.append(Device(device, kind, f"{chip}{name}", self.name, own))
+        return parts, devices
 
     def read(self) -> list[Sample]:
         """Samples printed since the last read, dated to the middle of each interval."""
@@ -80,17 +75,16 @@ class AppleProbe(DeclaredProbe):
         self._stream.close()
 
 
-_KINDS: dict[str, Any] = {"gpu": "gpu", "cpu": "cpu", "ram": "dram", "sys": "module"}
+# Of each part: the device's kind, what follows the chip's name in its name, and its scope. A GPU
+# has the chip's name: under that one its peak is found.
+_PARTS: dict[str, tuple[Any, str, str]] = {
+    "gpu": ("gpu", "", "the GPU's rails, without memory"),
+    "cpu": ("cpu", " CPU", "the CPU's rails, without memory"),
+    "ram": ("dram", " memory", "the memory"),
+    "sys": ("module", ", the whole machine", "the whole machine"),
+}
 # Fields that are never read, by the reason.
 _ABSENT = {"gpu": {"an Apple GPU has no memory of its own": ["memory_bytes"]}}
-# A GPU has the chip's name: under that one its peak is found.
-_NAMES = {"gpu": "", "cpu": " CPU", "ram": " memory", "sys": ", the whole machine"}
-_SCOPES = {
-    "gpu": "the GPU's rails, without memory",
-    "cpu": "the CPU's rails, without memory",
-    "ram": "the memory",
-    "sys": "the whole machine",
-}
 
 
 def _tool(system: str = sys.platform) -> str:

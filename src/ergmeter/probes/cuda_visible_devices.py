@@ -91,11 +91,8 @@ def _matches(instance: Instance, entry: str, uuids: Sequence[str]) -> bool:
     older = re.fullmatch(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)", entry)
     if older is None:
         return instance.uuid.startswith(entry)
-    numbers = (int(older[2]), int(older[3]))
-    return uuids[instance.gpu].startswith(older[1]) and numbers == (
-        instance.gpu_instance,
-        instance.compute_instance,
-    )
+    numbers = (instance.gpu_instance, instance.compute_instance)
+    return uuids[instance.gpu].startswith(older[1]) and numbers == (int(older[2]), int(older[3]))
 
 
 def _only(matches: Sequence[int] | Sequence[Instance]) -> int | Instance | None:

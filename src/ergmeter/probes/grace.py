@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
@@ -48,10 +47,6 @@ class _Meter:
     def label(self) -> str:
         return f"{self.scope} Power Socket {self.socket}"
 
-    @property
-    def kind(self) -> Literal["module", "cpu"]:
-        return "module" if self.scope == "Module" else "cpu"
-
     def power_w(self) -> float:
         return int(self.file.read_text()) * _W_PER_UW
 
@@ -82,7 +77,7 @@ class GraceProbe(DeclaredProbe):
         self.devices: Sequence[Device] = [
             Device(
                 id_,
-                meter.kind,
+                "module" if meter.scope == "Module" else "cpu",
                 _NAMES[meter.scope].format(socket=meter.socket),
                 self.name,
                 {**_facts(meter), "left_out": left_out},

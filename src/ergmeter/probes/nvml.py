@@ -496,18 +496,15 @@ class NvmlProbe(DeclaredProbe):
             raise NotMeasurable(_REFUSALS.get(error.value, unknown)) from error
         self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
 
-    def read(self) -> Sequence[Sample | Mark]:
+    def read_last(self) -> Sequence[Sample | Mark]:
+        """A reading that always includes the energy counters."""
+        return self.read(last=True)
+
+    def read(self, *, last: bool = False) -> Sequence[Sample | Mark]:
         """Power and gauges of every GPU; then the energy counters, as often as their cost allows.
 
         A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
         """
-        return self._reading(last=False)
-
-    def read_last(self) -> Sequence[Sample | Mark]:
-        """A reading that always includes the energy counters."""
-        return self._reading(last=True)
-
-    def _reading(self, *, last: bool) -> Sequence[Sample | Mark]:
         if not self._gpus:
             raise NotMeasurable(f"no GPU is left to read: {'; '.join(self._gone)}")
         slow = last or time.monotonic() >= self._slow_due_s
@@ -608,11 +605,8 @@ class NvmlProbe(DeclaredProbe):
         by_uuid = cuda_visible_devices.with_uuids(environment, identities)
         if by_uuid is None:
             facts["order_is_assumed"] = True
-        divided = {
-            index: parts
-            for index in range(len(identities))
-            if (parts := instances_of(index)) is not None
-        }
+        instances = {index: instances_of(index) for index in range(len(identities))}
+        divided = {index: parts for index, parts in instances.items() if parts is not None}
         chosen = visible(by_uuid or environment, [uuid for uuid, _ in identities], divided)
         gpus = [gpu for which in chosen if (gpu := self._gpu(which, facts)) is not None]
         if not gpus:

@@ -52,8 +52,8 @@ class _Zone:
 
     def start(self) -> None:
         """Take the counter's first value."""
-        self.range_uj = _integer(self.folder / "max_energy_range_uj")
-        self.last_uj = self.total_uj = _integer(self.folder / "energy_uj")
+        self.range_uj = int((self.folder / "max_energy_range_uj").read_text())
+        self.last_uj = self.total_uj = int((self.folder / "energy_uj").read_text())
         self.last_s = time.monotonic()
 
     def energy_j(self) -> float:
@@ -61,7 +61,7 @@ class _Zone:
 
         ValueError if it fell, and a wrap does not explain it.
         """
-        now_uj, now_s = _integer(self.folder / "energy_uj"), time.monotonic()
+        now_uj, now_s = int((self.folder / "energy_uj").read_text()), time.monotonic()
         grown_uj = now_uj - self.last_uj
         if grown_uj < 0:
             grown_uj += self.range_uj
@@ -193,7 +193,3 @@ def _no_package(root: Path, skipped: dict[str, str]) -> str:
         " machine, a container that hides them, or a kernel without RAPL; measure on the host"
         " itself"
     )
-
-
-def _integer(file: Path) -> int:
-    return int(file.read_text())

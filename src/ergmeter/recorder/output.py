@@ -120,9 +120,8 @@ def start_relay(channels: list[Channel]) -> tuple[int, int]:
     if pid == 0:
         status = 1
         try:
-            _close_all_but(
-                report_write, *(fd for c in channels for fd in (c.read_fd, c.real_fds[0]))
-            )
+            used_fds = (fd for c in channels for fd in (c.read_fd, c.real_fds[0]))
+            _close_all_but(report_write, *used_fds)
             _relay(channels, report_write)
             status = 0
         finally:

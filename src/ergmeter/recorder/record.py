@@ -147,7 +147,7 @@ _AT_THE_END_S = 60.0  # that a command's end waits for the count of its steps, a
 
 
 class FlopCounts:
-    """The requests of one run."""
+    """The requests of one run, which are looked for from now on."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / remote.FOLDER
@@ -156,9 +156,6 @@ class FlopCounts:
         self._counted: dict[str, Path] = {}  # by what was counted
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-count", daemon=True)
-
-    def start(self) -> None:
-        """Look for requests from now on."""
         self._thread.start()
 
     def finish(self, meter: Meter) -> None:
@@ -320,7 +317,6 @@ def record(request: RecordRequest) -> Recording:
         meter.on_stop()
     meter.watch(pid)
     counts = FlopCounts(run)
-    counts.start()
     status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
     is_over.set()
     peak.ended(usage)

@@ -22,7 +22,7 @@ from ergmeter.runlog.segments import segment_names
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from io import FileIO
     from pathlib import Path
 
@@ -82,9 +82,8 @@ class Follower:
                 when = as_numpy(rows["end_ns" if table == "steps" else "t_ns"])
                 followed.last_ns = max(followed.last_ns, int(np.max(when)) + offset_ns)
                 parts.append(StreamRows(writer, table, stream, rows))
-        self.newest_ns = max(
-            [self.newest_ns, *(followed.last_ns for followed in self._streams.values())]
-        )
+        lasts_ns = (followed.last_ns for followed in self._streams.values())
+        self.newest_ns = max([self.newest_ns, *lasts_ns])
         behind = [followed.last_ns for followed in self._streams.values() if followed.is_behind]
         until_ns = self.newest_ns - (0 if is_last else LATE_NS)
         return NewRows(tuple(parts), min([until_ns, *behind]), bool(behind))
@@ -170,17 +169,11 @@ class _Stream:
             self._file = path.open("rb", buffering=0)
             self._reader = pa.ipc.open_stream(self._file)
             skip = self._rows
-        batches = list(self._batches())
+        batches = list(self._reader)  # that there are now: the file may grow
         if not batches:
             return None
-        return self._chosen(pa.Table.from_batches(batches).slice(skip))
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        while True:
-            try:
-                yield self._reader.read_next_batch()
-            except StopIteration:  # for now: the file may grow
-                return
+        rows = pa.Table.from_batches(batches).slice(skip)
+        return rows.select([name for name in rows.column_names if self._is_wanted(name)])
 
     def _full(self, path: Path) -> pa.Table | None:
         import pyarrow.parquet as pq  # noqa: PLC0415  a short run has none
@@ -191,9 +184,6 @@ class _Stream:
                 return file.read(columns=names).slice(self._rows)
         except (pa.ArrowException, OSError):
             return None  # damaged: `erg report` says so
-
-    def _chosen(self, rows: pa.Table) -> pa.Table:
-        return rows.select([name for name in rows.column_names if self._is_wanted(name)])
 
     def _is_wanted(self, name: str) -> bool:
         return self._columns is None or name in ("t_ns", "device") or name in self._columns

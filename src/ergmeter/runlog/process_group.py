@@ -337,8 +337,7 @@ def is_alive(directory: Path, header: dict[str, Any]) -> bool:
 def _same_process(pid: int, expected_s: float) -> bool:
     try:
         process = psutil.Process(pid)
-        return abs(process.create_time() - expected_s) < 1.0 and (
-            process.status() != psutil.STATUS_ZOMBIE
-        )
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return abs(process.create_time() - expected_s) < 1.0 and not is_zombie
     except psutil.Error:
         return False

@@ -142,9 +142,7 @@ class Run:
         merged: dict[str, Any] = {}
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             declared = {n: v for n, v in writer.header["settings"].items() if v is not None}
-            if any(
-                name in declared for name in WARMUP
-            ):  # one rule for the warm-up, whichever it is
+            if not declared.keys().isdisjoint(WARMUP):  # one rule for the warm-up, whichever it is
                 merged = {n: v for n, v in merged.items() if n not in WARMUP}
             merged.update(declared)
         return merged
@@ -167,28 +165,23 @@ class Run:
     @cached_property
     def workload(self) -> dict[str, Any]:
         """The facts of the training that the program declared (`Meter.workload`)."""
-        workloads = (w.header.get("workload") for w in self.writers)
-        return {
-            n: v
-            for workload in workloads
-            if isinstance(workload, dict)
-            for n, v in workload.items()
-        }
+        return self._merged("workload")
 
     @cached_property
     def analysis(self) -> dict[str, Result]:
         """The results of `erg analyze` that are stored in the run, by metric; empty if none are."""
-        stored = (w.header.get("analysis") for w in self.writers)
-        results = (part for part in stored if isinstance(part, dict))
-        return {key: result_from_json(result) for part in results for key, result in part.items()}
+        return {key: result_from_json(r) for key, r in self._merged("analysis").items()}
 
     @cached_property
     def unavailable(self) -> dict[str, str]:
         """Which probes could not work here, and why."""
-        reasons: dict[str, str] = {}
-        for writer in self.writers:
-            reasons.update(writer.header.get("unavailable") or {})
-        return reasons
+        return self._merged("unavailable")
+
+    def _merged(self, name: str) -> dict[str, Any]:
+        """An object of all writers' headers as one; a later writer's entries override earlier."""
+        headers = (writer.header.get(name) for writer in self.writers)
+        objects = (header for header in headers if isinstance(header, dict))
+        return {key: value for part in objects for key, value in part.items()}
 
     @cached_property
     def marks(self) -> list[Mark]:
@@ -281,9 +274,8 @@ class Run:
         elif not alone:
             names = {name for segment in segments for name in segment.names} - {"t_ns", "device"}
             # A column that another stream also has would be incomplete here.
-            names -= columns_in(
-                writer.directory, but=[segment.path for segment in segments], damage=self.damage
-            ) - {column}
+            own_paths = [segment.path for segment in segments]
+            names -= columns_in(writer.directory, but=own_paths, damage=self.damage) - {column}
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
         for segment in segments:
             own = [name for name in segment.names if name in names]
@@ -352,9 +344,8 @@ class Run:
 
     def _marks_table(self) -> pa.Table:
         rows = [{"t_ns": m.t_ns, "name": m.name, "detail": m.detail} for m in self.marks]
-        times = pa.array(
-            [m.t_ns + self.wall_zero_ns for m in self.marks], pa.timestamp("ns", "UTC")
-        )
+        wall_ns = [m.t_ns + self.wall_zero_ns for m in self.marks]
+        times = pa.array(wall_ns, pa.timestamp("ns", "UTC"))
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
     def verified(self) -> list[str]:

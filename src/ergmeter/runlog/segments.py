@@ -100,10 +100,8 @@ class Segment:
     def phases(self, name: str) -> TimeArray:
         """A column of phase names as indices into PHASES; -1 for an unknown name."""
         codes, texts = _codes(self.table([name])[name])
-        phase_codes = np.array(
-            [PHASES.index(t) if t in PHASES else -1 for t in texts], dtype=np.int64
-        )
-        return np.asarray(phase_codes[codes], dtype=np.int64)
+        indices = [PHASES.index(text) if text in PHASES else -1 for text in texts]
+        return np.asarray(np.array(indices, dtype=np.int64)[codes], dtype=np.int64)
 
     def columns_by_device(
         self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[DeviceRows] | None = None
@@ -117,10 +115,8 @@ class Segment:
         table = self.table([*columns] if splits else ["t_ns", "device", *columns])
         for column in columns:
             rows, values = present(table[column])
-            split = next(
-                (known_split for known_split in splits if np.array_equal(known_split.rows, rows)),
-                None,
-            )
+            equal = (other for other in splits if np.array_equal(other.rows, rows))
+            split = next(equal, None)
             if split is None:
                 if "t_ns" not in table.column_names:
                     table = self.table(["t_ns", "device", *columns])
@@ -214,9 +210,8 @@ def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()
     for path, stream in others.items():
         if str(path) not in _columns_of:
             try:
-                _remember(
-                    path, _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
-                )
+                is_full = path.suffix == fmt.FULL
+                _remember(path, _parquet(path, stream).names if is_full else _head(path))
             except (pa.ArrowException, OSError, ValueError) as error:
                 # A file cut off by a kill is reported as torn when it is read.
                 if path.suffix == fmt.FULL or not _begins_as_stream(path):

@@ -37,10 +37,8 @@ class CsvSink(SelectingSink):
         options = self._options
         self._own = dict(options["columns"] or {})
         self._is_ledger = options["ledger"]
-        self._only_final = (
-            choice(options["rows"], ("updates", "final"), option="rows") == "final"
-            or self._is_ledger
-        )
+        rows = choice(options["rows"], ("updates", "final"), option="rows")
+        self._only_final = rows == "final" or self._is_ledger
         path = options["path"] or Path(request.run) / FILE
         self._file = CsvFile(path, self._columns(has_metrics=options["metrics"] is not None))
 

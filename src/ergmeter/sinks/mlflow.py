@@ -82,12 +82,9 @@ class MlflowSink(SelectingSink):
         return None if run is None else str(run.info.run_id)
 
     def _begun(self) -> str:
-        experiment = self._client.get_experiment_by_name(self._options["experiment"])
-        where = (
-            self._client.create_experiment(self._options["experiment"])
-            if experiment is None
-            else experiment.experiment_id
-        )
+        name = self._options["experiment"]
+        experiment = self._client.get_experiment_by_name(name)
+        where = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(where, run_name=self._options["run_name"])
         self._is_ours = True
         return str(run.info.run_id)

@@ -276,9 +276,8 @@ def _paces(options: dict[str, Any]) -> list[Closed | Open]:
     if options["rate"] is not None:
         rates = _parse_numbers("--rate", options["rate"], float)
         return [Open(rate, options["seed"]) for rate in rates]
-    return [
-        Closed(int(n)) for n in _parse_numbers("--concurrency", options["concurrency"] or "1", int)
-    ]
+    counts = _parse_numbers("--concurrency", options["concurrency"] or "1", int)
+    return [Closed(int(count)) for count in counts]
 
 
 def _extent(options: dict[str, Any], pace: Closed | Open) -> LevelLength:

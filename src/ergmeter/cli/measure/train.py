@@ -89,7 +89,19 @@ def command(
         return _series(
             configs, repeats, changes=changes, out=out, cool_down_s=cool_down_s, quiet=quiet
         )
-    return _once(configs[0], out=out, report=report, as_json=as_json, quiet=quiet)
+    config = configs[0]
+    training = _workload(config)
+
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    with _progress(config, quiet=quiet or as_json) as tell:
+        outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
+    if outcome.is_first:
+        _show(outcome, report=config.report if report is None else report, as_json=as_json)
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return 1 if outcome.problem else 0
 
 
 def _changes(pairs: Sequence[str]) -> dict[str, object]:
@@ -107,21 +119,6 @@ def _changes(pairs: Sequence[str]) -> dict[str, object]:
         except yaml.YAMLError as error:
             raise UsageError(f"--set {pair}: {value!r} is no YAML value") from error
     return settings
-
-
-def _once(
-    config: SftConfig, *, out: Path | None, report: bool | None, as_json: bool, quiet: bool
-) -> int:
-    training = _workload(config)
-
-    def say(line: str) -> None:
-        click.echo(line, err=as_json)
-
-    with _progress(config, quiet=quiet or as_json) as tell:
-        outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
-    if outcome.is_first:
-        _show(outcome, report=config.report if report is None else report, as_json=as_json)
-    return _code(outcome)
 
 
 def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
@@ -219,12 +216,6 @@ def _figures(row: dict[str, object]) -> str:
         is_there = isinstance(value, int | float)
         parts.append(form.format(value) if is_there else f"no {name}")
     return ", ".join(parts) + (f" ({row['notes']})" if None in map(row.get, names) else "")
-
-
-def _code(outcome: TrainingOutcome) -> int:
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return 1 if outcome.problem else 0
 
 
 def _series(

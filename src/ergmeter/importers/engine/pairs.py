@@ -124,11 +124,6 @@ class Meaning:
     scale: float = 1.0  # own_time: seconds in one unit of the value
 
 
-_STEP = ("global_step", "step", "train_step", "training_step", "iteration", "iter", "it")
-_LOSS = (
-    *("loss", "train_loss", "training_loss", "reduced_train_loss", "lm_loss"),
-    *("loss_train", "loss/train"),
-)
 _RATE_NAMES = {
     "throughput": "", "throughput_peak": "", "mfu": "", "hfu": "",
     "tflops": "TFLOP/s", "gflops": "GFLOP/s", "tflops_per_gpu": "TFLOP/s", "tps": "tokens/s",
@@ -179,8 +174,11 @@ def _meaning(name: str) -> Meaning | None:
 
 
 _ONE_OF: dict[Kind, tuple[str, ...]] = {
-    "step": _STEP,
-    "loss": _LOSS,
+    "step": ("global_step", "step", "train_step", "training_step", "iteration", "iter", "it"),
+    "loss": (
+        *("loss", "train_loss", "training_loss", "reduced_train_loss", "lm_loss"),
+        *("loss_train", "loss/train"),
+    ),
     "learning_rate": ("learning_rate", "lr"),
     "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "global_grad_norm"),
     "timestamp": ("timestamp", "_timestamp", "ts", "wall_time", "unix_time"),
@@ -273,10 +271,9 @@ def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
     kinds = {pair.means.kind for pair in pairs}
     if not kinds & {"step", "loss", "count", "eval"}:
         return False
-    if "eval" in kinds and "step" not in kinds:
-        counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in pairs)
-        return counts_its_own or of_evaluation(text[:MAX_CHARS])
-    return of_evaluation(text[:MAX_CHARS])
+    names = (pair.means.name for pair in pairs)
+    counts_its_own = "step" not in kinds and any(map(EVALUATION_STEP.fullmatch, names))
+    return counts_its_own or of_evaluation(text[:MAX_CHARS])
 
 
 def is_step_line(pairs: list[NamedNumber], text: str) -> bool:

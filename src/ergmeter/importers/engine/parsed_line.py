@@ -90,9 +90,8 @@ class ParsedLine:
     @property
     def totals_from_zero(self) -> bool:
         """Whether its totals were zero before the work of this line."""
-        return self.since_start_s is not None or (
-            self.number in (0, 1) and all(self.totals.values())
-        )
+        is_first = self.number in (0, 1) and all(self.totals.values())
+        return self.since_start_s is not None or is_first
 
     def understand(self, modes: Mapping[str, Mode]) -> None:
         """Sorts its counts by what they cover. A total is exact over any span, so it goes first."""

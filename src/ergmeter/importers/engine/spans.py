@@ -233,7 +233,9 @@ class StepSpans:
             yield from self._leave_out_last(self._open)
         yield from self._close()
         if self._made and self._comes_in_blocks():
-            yield from self._say_blocks()
+            times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
+            message = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
+            yield from self._say(self._last_t_ns, "output_buffered", message)
         if not self._made and not self._no_steps_noted and self._untimed > 1:
             self._no_steps_noted = True
             how = _TWO_BLOCKS if self._largest else _AT_ONCE
@@ -475,10 +477,8 @@ class StepSpans:
 
     def _comes_in_blocks(self, more: int = 0) -> bool:
         """Whether most lines, with these, were held back and came at one instant with others."""
-        blocks = self._block_lines + more
-        return blocks > 0 and blocks + self._untimed >= _MOSTLY * (
-            self._lines + more + self._untimed
-        )
+        blocks, lines = self._block_lines + more, self._lines + more
+        return blocks > 0 and blocks + self._untimed >= _MOSTLY * (lines + self._untimed)
 
     def _may_be_last_block(self, span: Span) -> bool:
         """Whether a span is a block of lines that don't say themselves how long they took."""
@@ -495,11 +495,6 @@ class StepSpans:
         self._open = None
         if self._made:
             yield Mark(span.last.t_ns, "rows_dropped", _LAST_BLOCK.format(span.count))
-
-    def _say_blocks(self) -> Iterator[Mark]:
-        times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
-        message = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
-        yield from self._say(self._last_t_ns, "output_buffered", message)
 
     def _say(self, t_ns: int, name: str, message: str) -> Iterator[Mark]:
         if name not in self._noted:

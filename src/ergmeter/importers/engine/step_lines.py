@@ -112,10 +112,9 @@ _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 def is_result(pair: NamedNumber) -> bool:
     """True if a figure is an evaluation's result, not its progress."""
-    kind = pair.means.kind
-    return kind in ("loss", "count") or (
-        kind == "eval" and not EVALUATION_STEP.fullmatch(pair.means.name)
-    )
+    if pair.means.kind == "eval":
+        return not EVALUATION_STEP.fullmatch(pair.means.name)
+    return pair.means.kind in ("loss", "count")
 
 
 def parsed_step(pairs: list[NamedNumber]) -> ParsedLine:

@@ -38,9 +38,6 @@ class _Then(object):
     def __getattr__(self, name):
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
-        return self._loader.create_module(spec)
-
     def exec_module(self, module):
         spec = module.__spec__
         spec.loader = module.__loader__ = self._loader
@@ -59,31 +56,19 @@ class _Waiting(object):
     def find_spec(self, name, path=None, target=None):
         if name not in _NAMES:
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
+        spec = next(_specs(name, path, target, skipped=self), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Then(spec.loader)
+        return spec
+
+
+def _specs(name, path=None, target=None, skipped=None):
+    """Yields what the finders have under this name, in their order."""
+    for finder in sys.meta_path:
+        if finder is not skipped and hasattr(finder, "find_spec"):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Then(spec.loader)
-                return spec
-        return None
-
-
-def _is_there(name):
-    for finder in sys.meta_path:
-        if hasattr(finder, "find_spec") and finder.find_spec(name, None) is not None:
-            return True
-    return False
-
-
-def _announce(is_there):
-    report = (
-        ("executable", sys.executable),
-        ("version", "%d.%d.%d" % sys.version_info[:3]),
-        ("ergmeter", "yes" if is_there else "no"),
-    )
-    _say(report)
+                yield spec
 
 
 def _say(report):
@@ -91,9 +76,8 @@ def _say(report):
     path = os.path.join(os.environ.get("ERGMETER_RUN", ""), ".hook", str(os.getpid()))
     try:
         with open(path, "a") as file:
-            file.write(
-                "".join("%s\t%s\n" % (name, " ".join(word.split())) for name, word in report)
-            )
+            lines = ("%s\t%s\n" % (name, " ".join(word.split())) for name, word in report)
+            file.write("".join(lines))
     except Exception:  # in the user's program, which goes on
         pass
 
@@ -106,20 +90,20 @@ def _begin():
         return  # or the recorder has ended, and this came after it
     if os.environ.get("ERGMETER_FLUSH_LINES") and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
-    is_there = sys.version_info >= (3, 10) and _is_there("ergmeter")
-    _announce(is_there)
+    is_there = sys.version_info >= (3, 10) and any(True for _ in _specs("ergmeter"))
+    report = (
+        ("executable", sys.executable),
+        ("version", "%d.%d.%d" % sys.version_info[:3]),
+        ("ergmeter", "yes" if is_there else "no"),
+    )
+    _say(report)
     if is_there:
         sys.meta_path.insert(0, _Waiting())
 
 
 def _other():
     """The sitecustomize that Python would have run without us."""
-    for finder in sys.meta_path:
-        if hasattr(finder, "find_spec"):
-            spec = finder.find_spec("sitecustomize", None)
-            if spec is not None and spec.loader is not None:
-                return spec
-    return None
+    return next((spec for spec in _specs("sitecustomize") if spec.loader is not None), None)
 
 
 try:

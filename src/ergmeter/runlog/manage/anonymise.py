@@ -121,9 +121,8 @@ class SecretWords:
         """A sentence without secrets, paths, addresses and ids."""
         text = UUID.sub(lambda match: self.uuid(match[0]), text)
         pattern = self.pattern()
-        words = [
-            self.replacements[secret] for secret in sorted(self.replacements, key=len, reverse=True)
-        ]
+        longest = sorted(self.replacements, key=len, reverse=True)  # as the pattern's groups
+        words = [self.replacements[secret] for secret in longest]
         if pattern:
             text = pattern.sub(lambda match: words[(match.lastindex or 1) - 1], text)
         return without_paths(_ADDRESS.sub("address", text))
@@ -341,9 +340,8 @@ def _writer(header: dict[str, Any], words: SecretWords) -> dict[str, Any]:
         facts = device.get("facts") or {}
         device["facts"] = {n: v for n, v in facts.items() if n not in _DROPPED["facts"]}
     clean: dict[str, Any] = _clean(cleaned, words)
-    for device, before in zip(
-        clean.get("devices") or (), cleaned.get("devices") or (), strict=True
-    ):
+    both = (header.get("devices") or () for header in (clean, cleaned))
+    for device, before in zip(*both, strict=True):
         device.update(kind=before["kind"], probe=before["probe"])  # words of ours
         if _is_chip(before["kind"]):
             device["name"] = UUID.sub(lambda match: words.uuid(match[0]), before["name"])

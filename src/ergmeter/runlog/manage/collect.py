@@ -7,6 +7,7 @@ and that of its last mark. Runs collected before are recognised by their id, not
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -67,12 +68,11 @@ class CollectOutcome:
 def collect(source: str, into: Path) -> list[CollectOutcome]:
     """Copies the runs of a local or remote directory into another. Returns the outcome of each."""
     path = None if Path(source).exists() else remote_path(source)
-    if path is None:
-        if not Path(source).is_dir():
-            raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
-        into.mkdir(parents=True, exist_ok=True)
-        return _all_of(Path(source).resolve(), into)  # `.` has no name
+    if path is None and not Path(source).is_dir():
+        raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
     into.mkdir(parents=True, exist_ok=True)
+    if path is None:
+        return _all_of(Path(source).resolve(), into)  # `.` has no name
     staging = into / f".collecting-{secrets.token_hex(4)}"
     fetched = staging / _visible(PurePosixPath(path).name)  # where it is a run, its name
     fetched.mkdir(parents=True)
@@ -92,11 +92,8 @@ def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list
 
 def _collected_ids(into: Path) -> dict[str, Path]:
     """The runs that are here already, by id."""
-    paths = {}
-    for path in fmt.run_paths(into):
-        identity = _identity(path)
-        if identity:
-            paths[identity] = path
+    paths = {_identity(path): path for path in fmt.run_paths(into)}
+    paths.pop("", None)  # runs without an id
     return paths
 
 
@@ -199,9 +196,5 @@ def _visible(name: str) -> str:
 
 def _free_path(path: Path) -> Path:
     """The path, with a number appended if it is taken."""
-    number = 1
-    free = path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], numbered) if not free.exists())

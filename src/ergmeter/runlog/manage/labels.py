@@ -12,7 +12,6 @@ Labels are in `labels.json` beside `run.json`, which is written once and never c
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -23,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.atomic_write import write_text
+from ergmeter.atomic_write import write_json
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.process_group import boot_id, is_alive, started_s
@@ -104,11 +103,8 @@ def add_labels(run: Path, more: Labels) -> Labels:
 
 
 def _write_labels(run: Path, labels: Labels) -> Labels:
-    content = {
-        "tags": labels.tags,
-        "notes": [{"at": at, "text": text} for at, text in labels.notes],
-    }
-    write_text(run / LABELS_FILE, json.dumps(content, indent=1) + "\n")
+    notes = [{"at": at, "text": text} for at, text in labels.notes]
+    write_json(run / LABELS_FILE, {"tags": labels.tags, "notes": notes})
     return labels
 
 

@@ -54,8 +54,7 @@ def pack(run: Path, into: Path) -> Path:
     if may_be_written(Run.open(run)):
         raise UsageError(f"{run} is being written, or may be; pack it when it has ended")
     run = run.resolve()  # `.` has no name
-    for path in _files(run):
-        name = (Path(run.name) / path.relative_to(run)).as_posix()
+    for name in _files(run):
         if not _is_safe(name):
             raise UsageError(f"{name!r} could not be unpacked elsewhere; rename it first")
     with replacing(into) as part:
@@ -83,18 +82,19 @@ def unpack(archive: Path, into: Path) -> Path:
     return target
 
 
-def _files(run: Path) -> list[Path]:
-    """Its files, run.json first, without those that are unfinished."""
+def _files(run: Path) -> dict[str, Path]:
+    """Its files by their names in an archive, run.json first, without those that are unfinished."""
     every = (Path(folder) / name for folder, _, names in os.walk(run) for name in names)
     plain = [path for path in every if path.is_file() and not path.is_symlink()]
     files = [p for p in plain if not any(part[0] == "." for part in p.relative_to(run).parts)]
-    return sorted(files, key=lambda path: (path.name != fmt.RUN_FILE, path))
+    files.sort(key=lambda path: (path.name != fmt.RUN_FILE, path))
+    return {path.relative_to(run.parent).as_posix(): path for path in files}
 
 
 def _tarred(run: Path, into: Path) -> None:
     with tarfile.open(into, "w:gz", compresslevel=6) as archive:
-        for path in _files(run):
-            entry = archive.gettarinfo(path, str(Path(run.name) / path.relative_to(run)))
+        for name, path in _files(run).items():
+            entry = archive.gettarinfo(path, name)
             # Who packed it is nobody's business.
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
@@ -104,8 +104,7 @@ def _tarred(run: Path, into: Path) -> None:
 
 def _zipped(run: Path, into: Path) -> None:
     with zipfile.ZipFile(into, "w") as archive:
-        for path in _files(run):
-            name = str(Path(run.name) / path.relative_to(run))
+        for name, path in _files(run).items():
             entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
             entry.compress_type = zipfile.ZIP_DEFLATED
             changed_s = min(max(int(path.stat().st_mtime), 0), 2**31 - 1)

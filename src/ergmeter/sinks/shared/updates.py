@@ -230,14 +230,11 @@ class Names:
 
         An impossible value goes under a name of its own: a tracker's scalars carry no mark.
         """
-        return {
-            self.tag(
-                f"{figure.key}_impossible" if figure.reading.impossible else figure.key,
-                device=figure.device,
-                is_final=is_final,
-            ): figure.value
-            for figure in figures
-        }
+        tagged = {}
+        for figure in figures:
+            name = f"{figure.key}_impossible" if figure.reading.impossible else figure.key
+            tagged[self.tag(name, device=figure.device, is_final=is_final)] = figure.value
+        return tagged
 
     @property
     def window(self) -> str:
