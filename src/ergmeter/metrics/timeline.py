@@ -171,7 +171,8 @@ def line_of(
     series = rate(column_series) if column_series is not None and is_counter else column_series
     if column_series is None or series is None or not np.isfinite(series.values).any():
         return None
-    begin = column_series if is_counter else evidence.series(since).get(device.id)
+    start = evidence.series(since).get(device.id) if since else None
+    begin = column_series if is_counter else start
     line = bounded_series(series, zero_ns=zero_ns(evidence), points=points - (begin is not None))
     if begin is None:
         return line
