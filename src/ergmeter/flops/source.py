@@ -202,12 +202,11 @@ def read_graph(
 
 def read_model(model: str) -> ModelConfig:
     """Its configuration."""
-    if Path(model).exists():
-        return read_config(model)
-    if "=" in model:
-        return _typed(model)
-    if _HUB_NAME.fullmatch(model):
-        return _downloaded(model)
+    if not Path(model).exists():
+        if "=" in model:
+            return _typed(model)
+        if _HUB_NAME.fullmatch(model):
+            return _downloaded(model)
     return read_config(model)
 
 

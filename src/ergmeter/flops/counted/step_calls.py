@@ -144,6 +144,4 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _is_device(value: Any) -> bool:  # noqa: ANN401
-    if isinstance(value, torch.device | int) and not isinstance(value, bool):
-        return True
-    return isinstance(value, str)
+    return isinstance(value, torch.device | int | str) and not isinstance(value, bool)

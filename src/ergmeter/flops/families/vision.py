@@ -494,11 +494,9 @@ def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str
 IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
     "vit": vit_model,
     "dinov2": dinov2,
-    "clip": image_text,
-    "clip_vision_model": tower_alone,
+    **dict.fromkeys(("clip", "siglip"), image_text),
+    **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), tower_alone),
     "clip_text_model": text_alone,
-    "siglip": image_text,
-    "siglip_vision_model": tower_alone,
 }
 
 
@@ -786,13 +784,9 @@ VISION: dict[str, Callable[[ModelConfig, ImageSize | None], VisionLanguageModel]
     "paligemma": paligemma,
     "gemma3": gemma3,
     "mistral3": mistral3,
-    "idefics3": idefics3,
-    "smolvlm": idefics3,
+    **dict.fromkeys(("idefics3", "smolvlm"), idefics3),
     "internvl": internvl,
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
-    "qwen3_vl_moe": qwen3_vl,
-    "qwen3_5": qwen3_vl,
-    "qwen3_5_moe": qwen3_vl,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), qwen3_vl),
 }

@@ -74,13 +74,8 @@ def _head(name: str) -> str | None:
     return head_of(name) or next(by_ending, None)
 
 
-def is_bare(name: str) -> bool:
-    """True if a class of this name has no head at all."""
-    return head_of(name) == "bare"
-
-
 def _headless(graph: Graph) -> Graph:
-    return graph.with_nodes(tuple(node for node in graph if node.stream != "logits"))
+    return replace(graph, nodes=tuple(node for node in graph if node.stream != "logits"))
 
 
 def _reader_alone(graph: Graph) -> Graph:
@@ -88,7 +83,7 @@ def _reader_alone(graph: Graph) -> Graph:
     read = tuple(node for node in graph if node.part.startswith("encoder "))
     shared = {node.tied_to for node in read}
     shared_nodes = tuple(node for node in graph if node.name in shared)
-    return graph.with_nodes((*shared_nodes, *read))
+    return replace(graph, nodes=(*shared_nodes, *read))
 
 
 def _bare(graph: Graph) -> Graph:
@@ -98,7 +93,7 @@ def _bare(graph: Graph) -> Graph:
         return bare
     b, hidden = Builder(list(bare.nodes), stream="pooled"), graph.hidden
     b.linear(pooler, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
-    return bare.with_nodes(tuple(b.nodes))
+    return replace(bare, nodes=tuple(b.nodes))
 
 
 def _pretraining(graph: Graph) -> Graph:
@@ -109,14 +104,14 @@ def _pretraining(graph: Graph) -> Graph:
         b, name = Builder(list(bare.nodes)), "discriminator_predictions.dense"
         out = b.linear(name, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
         b.linear(f"{name}_prediction", "head", out, hidden, 1, bias=True, role="head")
-        return bare.with_nodes(tuple(b.nodes))
+        return replace(bare, nodes=tuple(b.nodes))
     if graph.family not in ("bert", "ernie", "albert"):
         return graph
     b = Builder(list(graph.nodes), stream="pooled")
     last = next(node.of[0] for node in graph if node.stream == "logits")
     out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True)
     b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True)
-    return graph.with_nodes(tuple(b.nodes))
+    return replace(graph, nodes=tuple(b.nodes))
 
 
 def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
@@ -135,7 +130,7 @@ def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
     labels = 2 if head == "question answering" else labels_of(config)  # of an answer, both ends
     bias = is_encoder or head != "sequence classification"
     b.linear(name, "head", out, hidden, labels, bias=bias, role="head")
-    return bare.with_nodes(tuple(b.nodes))
+    return replace(bare, nodes=tuple(b.nodes))
 
 
 def labels_of(config: ModelConfig) -> int:
