@@ -118,7 +118,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
         config = _config(model)
         graph = model_graph(config)
         declared = str(config.raw("dtype") or config.raw("torch_dtype")).rpartition(".")[2]
-        return step_work(graph, _sequence(graph, seq_len)), _DTYPES.get(declared)
+        return step_work(graph, Batch.of(1, seq_len, facts=graph.facts)), _DTYPES.get(declared)
     inner, assumed = _inside(model)
     if not hasattr(inner, "config"):
         raise NotMeasurable(
@@ -135,7 +135,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     graph = model_graph(config, architecture=_architecture(inner))
     _check_size(graph, parameters, type(inner).__name__)
     graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
-    work = step_work(graph, _sequence(graph, seq_len), training=training)
+    work = step_work(graph, Batch.of(1, seq_len, facts=graph.facts), training=training)
     return work, dtype_of(parameters)
 
 
@@ -205,10 +205,6 @@ def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -
             f"the {kind} has {params:,} parameters and its configuration describes"
             f" {graph.params:,}; pass flops=, or model= the path of a config.json that fits"
         )
-
-
-def _sequence(graph: Graph, seq_len: int) -> Batch:
-    return Batch.of(1, seq_len, facts=graph.facts)
 
 
 def _config(model: object) -> ModelConfig:

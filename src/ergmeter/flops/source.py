@@ -315,9 +315,7 @@ def _not_sizes(kind: object) -> dict[str, Any]:
 _GATED = "gated"
 # Families that call the inner size of the feed-forward otherwise.
 _FEED_FORWARD = {
-    "gpt2": "n_inner",
-    "gptj": "n_inner",
-    "gpt_bigcode": "n_inner",
+    **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode"), "n_inner"),
     "opt": "ffn_dim",
     "falcon": "ffn_hidden_size",
 }

@@ -265,7 +265,7 @@ def cross_check(
     return AnalyticComparison(
         f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
         f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
-        f" ({100 * (needed / counted.model - 1):+.1f} %)",
+        f" ({100 * (needed / counted.total.model - 1):+.1f} %)",
         needed,
     )
 
