@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from ergmeter.integrations.guard import any_rank
-from ergmeter.workloads.sft.training import TrainingProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Progress of a training."""
+
+    step: int
+    steps: int
+    loss: float | None
 
 
 @dataclass(eq=False)
