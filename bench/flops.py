@@ -103,7 +103,7 @@ def ids() -> torch.Tensor:
 
 def ours(model: nn.Module) -> float:
     """Forward FLOPs by `ergmeter.flops.counted.count.count`."""
-    return count(model, batch_size=BATCH, seq_len=LENGTH).forward
+    return count(model, batch_size=BATCH, seq_len=LENGTH).total.forward
 
 
 def flop_counter(model: nn.Module) -> float:
@@ -204,7 +204,7 @@ def bench(_: argparse.Namespace) -> dict[str, Any]:
             continue
         truth, step_truth = flop_counter(plain()), step_flops(plain())
         rows.append([label, *(ratio(tool, make(), truth) for tool in TOOLS.values())])
-        step = [count(make(), batch_size=BATCH, seq_len=LENGTH).model, step_flops(make())]
+        step = [count(make(), batch_size=BATCH, seq_len=LENGTH).total.model, step_flops(make())]
         steps.append([label, *(round(flops / step_truth, 3) for flops in step)])
     version = f"torch {torch.__version__}, transformers {transformers.__version__}"
     tables.show(f"Forward FLOPs, as a share of the eager products ({version})",

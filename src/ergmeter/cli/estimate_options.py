@@ -139,16 +139,9 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
         has_adapter_dropout=options["lora_dropout"],
         has_cache=options["kv_cache"],
     )
-    return Setup(
-        options["dtype"],
-        options["optimizer"],
-        options["quantize"],
-        kernels,
-        options["micro_batches"],
-        parallel,
-        engine.CUBLAS_BYTES,
-        options["output"],
-    )
+    names = ("dtype", "optimizer", "quantize", "micro_batches", "output")
+    stated = {name: options[name] for name in names}
+    return Setup(**stated, kernels=kernels, parallel=parallel, workspace_bytes=engine.CUBLAS_BYTES)
 
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:

@@ -7,6 +7,7 @@ of 512. So a batch is its sequences, not their sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -255,10 +256,7 @@ def positive(what: str, value: object) -> int:
 
 
 def _alike(lengths: Iterable[int]) -> tuple[Sequences, ...]:
-    counts: dict[int, int] = {}
-    for length in lengths:
-        positive("length of a document", length)
-        counts[length] = counts.get(length, 0) + 1
+    counts = Counter(positive("length of a document", length) for length in lengths)
     if not counts:
         raise UsageError("no documents: the list of lengths is empty")
     return tuple(Sequences(length, count) for length, count in sorted(counts.items()))

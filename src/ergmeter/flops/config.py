@@ -195,7 +195,7 @@ class ModelConfig:
 
     def word(self, name: str) -> str | None:
         """A word, or None where it is absent."""
-        value = self._value_or_default(name)
+        value = self.raw(name)
         if value is not None and not isinstance(value, str):
             raise self._wrong(name, "a word", value)
         return value
@@ -203,7 +203,7 @@ class ModelConfig:
     def names(self, *names: str) -> list[str] | None:
         """A list of words, or None where it is absent."""
         for name in names:
-            value = self._value_or_default(name)
+            value = self.raw(name)
             if value is None:
                 continue
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
@@ -213,7 +213,7 @@ class ModelConfig:
 
     def integers(self, name: str) -> list[int] | None:
         """A list of numbers of layers, from 0, or None where it is absent."""
-        value = self._value_or_default(name)
+        value = self.raw(name)
         if value is None:
             return None
         if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
@@ -223,16 +223,12 @@ class ModelConfig:
     def _wrong(self, name: str, wanted: str, value: object) -> FormatError:
         return FormatError(f"{self.where}: {name} must be {wanted}; got {quoted_value(value)}")
 
-    def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
-        """The value as it stands, or None."""
-        return self._value_or_default(name)
-
     def part(self, name: str, *, kind: str = "") -> ModelConfig:
         """A nested configuration, such as `text_config`.
 
         One that does not say its family, or says its parent's, is of the family `kind`.
         """
-        value = self._value_or_default(name)
+        value = self.raw(name)
         if not isinstance(value, dict):
             raise FormatError(f"{self.where}: {name} is missing or is no object")
         where = f"{self.where}: {name}"
@@ -272,8 +268,8 @@ class ModelConfig:
                 return self._fields[each]
         return self._defaults.get(name)
 
-    def _value_or_default(self, name: str) -> Any:  # noqa: ANN401
-        """The same, with a default listed as assumed."""
+    def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
+        """The value as it stands, or None; a default is listed as assumed."""
         value = self._lookup(name)
         names = (name, *aliases_of(self.model_type).get(name, ()))
         if value is not None and not any(each in self._fields for each in names):
@@ -285,7 +281,7 @@ class ModelConfig:
         self.read.update(names)
         written = [name for name in names if self._fields.get(name) is not None]
         for name in written or names:
-            value = self._value_or_default(name)
+            value = self.raw(name)
             if value is not None:
                 return name, value
         if default is None:

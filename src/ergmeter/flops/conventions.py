@@ -184,10 +184,6 @@ class Convention:
         return self.attention(model_sizes, batch.seq_len) * (self.recomputed - 1) * batch.tokens
 
 
-def _capped(window: int, seq_len: int) -> float:
-    return min(window, seq_len)
-
-
 def _ignored(_window: int, seq_len: int) -> float:
     return seq_len
 
@@ -208,7 +204,7 @@ def _attention(times: float, per_window: Callable[[int, int], float]) -> PerToke
 
 
 _ALL_PAIRS = _attention(6, _ignored)
-_ALL_PAIRS_IN_WINDOWS = _attention(6, _capped)
+_ALL_PAIRS_IN_WINDOWS = _attention(6, min)
 _HALF_THE_PAIRS = _attention(3, _ignored)
 
 
@@ -321,7 +317,7 @@ _ALL = (
         "M with the router; attention halved, a window as well.",
         "MaxText maxtext_utils.py since July 2025",
         lambda s: 6 * s.weights,
-        _attention(3, _capped),
+        _attention(3, min),
         halves=True,
     ),
     Convention(
@@ -338,7 +334,7 @@ _ALL = (
         "The input embedding counted as a product; attention halved.",
         "verl utils/flops_counter.py since January 2026",
         _multiplied_and_looked_up,
-        _attention(3, _capped),
+        _attention(3, min),
         halves=True,
     ),
     Convention(

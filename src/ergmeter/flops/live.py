@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import ModelConfig
+from ergmeter.flops.config import ModelConfig, head_of
 from ergmeter.flops.counted.unsharded import (
     UnshardedParameter,
     sharded_by,
@@ -24,7 +23,6 @@ from ergmeter.flops.counted.unsharded import (
     unsharded_parameters,
 )
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work
 from ergmeter.records import Flops
@@ -87,8 +85,7 @@ def _by_running(
         reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
         return (), settings, f"{reason} flops=, from `erg flops CONFIG --lora ...,targets=experts`"
     try:
-        count = partial(registry.load("flops", "counted"), model, batch_size=1)
-        counted = count(seq_len=seq_len)
+        counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
     except UsageError:
         return (), settings, f"{reason}; to run it, its forward must take one batch of tokens"
     except ErgmeterError as error:
@@ -121,7 +118,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
         config = _config(model)
         graph = model_graph(config)
         declared = str(config.raw("dtype") or config.raw("torch_dtype")).rpartition(".")[2]
-        return step_work(graph, _sequence(graph, seq_len)), _DTYPES.get(declared)
+        return step_work(graph, Batch.of(1, seq_len, facts=graph.facts)), _DTYPES.get(declared)
     inner, assumed = _inside(model)
     if not hasattr(inner, "config"):
         raise NotMeasurable(
@@ -138,7 +135,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     graph = model_graph(config, architecture=_architecture(inner))
     _check_size(graph, parameters, type(inner).__name__)
     graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
-    work = step_work(graph, _sequence(graph, seq_len), training=training)
+    work = step_work(graph, Batch.of(1, seq_len, facts=graph.facts), training=training)
     return work, dtype_of(parameters)
 
 
@@ -190,7 +187,7 @@ def _architecture(model: Any) -> str | None:  # noqa: ANN401
     own = (kind for kind in type(model).__mro__ if kind.__module__.startswith(_LIBRARY))
     name = next(own, type(model)).__name__
     has_head = getattr(model, "get_output_embeddings", lambda: None)() is not None
-    return None if is_bare(name) and has_head else name
+    return None if head_of(name) == "bare" and has_head else name
 
 
 def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -> None:
@@ -208,10 +205,6 @@ def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -
             f"the {kind} has {params:,} parameters and its configuration describes"
             f" {graph.params:,}; pass flops=, or model= the path of a config.json that fits"
         )
-
-
-def _sequence(graph: Graph, seq_len: int) -> Batch:
-    return Batch.of(1, seq_len, facts=graph.facts)
 
 
 def _config(model: object) -> ModelConfig:

@@ -202,12 +202,11 @@ def read_graph(
 
 def read_model(model: str) -> ModelConfig:
     """Its configuration."""
-    if Path(model).exists():
-        return read_config(model)
-    if "=" in model:
-        return _typed(model)
-    if _HUB_NAME.fullmatch(model):
-        return _downloaded(model)
+    if not Path(model).exists():
+        if "=" in model:
+            return _typed(model)
+        if _HUB_NAME.fullmatch(model):
+            return _downloaded(model)
     return read_config(model)
 
 
@@ -316,9 +315,7 @@ def _not_sizes(kind: object) -> dict[str, Any]:
 _GATED = "gated"
 # Families that call the inner size of the feed-forward otherwise.
 _FEED_FORWARD = {
-    "gpt2": "n_inner",
-    "gptj": "n_inner",
-    "gpt_bigcode": "n_inner",
+    **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode"), "n_inner"),
     "opt": "ffn_dim",
     "falcon": "ffn_hidden_size",
 }

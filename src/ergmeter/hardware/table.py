@@ -252,14 +252,12 @@ def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...
     """The rows of a name: one, or all that share it; NotMeasurable if there is none."""
     wanted = fold_name(name)
     users, built_in = _user_table(extra), _built_in()
-    rows = {**built_in.rows, **users.rows}
-    if wanted in users.names:
-        return (rows[users.names[wanted]],)
-    if wanted in built_in.names:
-        return (rows[built_in.names[wanted]],)
+    rows, names = {**built_in.rows, **users.rows}, {**built_in.names, **users.names}
+    if wanted in names:
+        return (rows[names[wanted]],)
     if wanted in built_in.ambiguous:
         return tuple(rows[key] for key in built_in.ambiguous[wanted])
-    keys = {_letters(each): key for each, key in (built_in.names | users.names).items()}
+    keys = {_letters(each): key for each, key in names.items()}
     near = near_names(_letters(wanted), keys, least_letters=2, cutoff=0.75)
     suggested = list(dict.fromkeys(keys[each] for each in near))[:_MOST_SUGGESTED]
     raise NotMeasurable(
@@ -304,9 +302,6 @@ class _Table:
     ambiguous: dict[str, tuple[str, ...]]
 
 
-_NO_ROWS = _Table({}, {}, {})
-
-
 _MOST_SUGGESTED = 5
 
 
@@ -345,7 +340,7 @@ def _built_in() -> _Table:
 def _user_table(extra: Path | None) -> _Table:
     path = extra or user_file()
     if path is None:
-        return _NO_ROWS
+        return _Table({}, {}, {})
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

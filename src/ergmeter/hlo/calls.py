@@ -149,6 +149,7 @@ _CONVOLUTIONS = {
     "__cudnn$convBackwardFilter": (0, 2, 1),
     "__onednn$convolution": (0, 1, 2),
 }
+_PRODUCTS = frozenset([*_LIBRARY_PRODUCTS, *_CONVOLUTIONS, _COLLECTIVE_PRODUCT])
 
 
 def call_macs(module: Module, computation: Computation, call: Instruction) -> int | None:
@@ -156,35 +157,22 @@ def call_macs(module: Module, computation: Computation, call: Instruction) -> in
     target = call.text(proto.CUSTOM_CALL_TARGET)
     if target in _WITHOUT_PRODUCTS or target.startswith(_PREFIXES_WITHOUT_PRODUCTS):
         return 0
-    is_product = (
-        target in _LIBRARY_PRODUCTS or target in _CONVOLUTIONS or target == _COLLECTIVE_PRODUCT
-    )
-    if not is_product or len(call.operand_ids) < 2:
+    if target not in _PRODUCTS or len(call.operand_ids) < 2:
         return None
     left, right = (module.operand(computation, call, number).shape.dimensions for number in (0, 1))
     shape = call.shape.first(call.data)
-    macs = _product_macs(module, call, target, left, right, shape.dimensions)
-    return None if macs is None else real_factor(shape.type) * macs
-
-
-def _product_macs(
-    module: Module,
-    call: Instruction,
-    target: str,
-    left: tuple[int, ...],
-    right: tuple[int, ...],
-    result: tuple[int, ...],
-) -> int | None:
+    result = shape.dimensions
+    macs: int | None
     if target in _CONVOLUTIONS:
         shapes = (left, right, result)
         source, kernel, out = (shapes[role] for role in _CONVOLUTIONS[target])
-        return window_macs(call, source=source, kernel=kernel, result=out)
-    if target == _COLLECTIVE_PRODUCT:
-        return _collective_macs(left, right, result)
-    contracted = _contracted(backend_config(module, call))
-    if contracted:
-        return product([*result, *(at(left, index) for index in contracted)])
-    return _matmul_macs(left, right, result)
+        macs = window_macs(call, source=source, kernel=kernel, result=out)
+    elif target == _COLLECTIVE_PRODUCT:
+        macs = _collective_macs(left, right, result)
+    else:
+        inner = [at(left, index) for index in _contracted(backend_config(module, call))]
+        macs = product([*result, *inner]) if inner else _matmul_macs(left, right, result)
+    return None if macs is None else real_factor(shape.type) * macs
 
 
 def _contracted(config: bytes) -> list[int]:

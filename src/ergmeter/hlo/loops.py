@@ -29,7 +29,6 @@ _INTEGER_TYPES = range(2, 10)  # S8 to U64 in XLA's PrimitiveType
 _PASSING = frozenset(["copy", "bitcast", "reshape", "opt-barrier", "optimization-barrier"])
 _CALLING = frozenset(["call", "fusion", "async-start"])
 _MAX_LITERAL_BYTES = 256
-_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
 Path = tuple[int, ...]
 
@@ -253,7 +252,7 @@ def rounds(direction: str, gap: int, step: int) -> int:
     (4, 3, 3)
     """
     if direction in ("GT", "GE"):
-        direction, gap, step = _MIRRORED[direction], -gap, -step
+        direction, gap, step = direction.replace("G", "L"), -gap, -step
     if direction == "LE":
         direction, gap = "LT", gap - 1
     if direction == "EQ":

@@ -217,8 +217,7 @@ def nominal_flops(module: Module, computation: Computation, instruction: Instruc
 
 
 def _fft(module: Module, computation: Computation, instruction: Instruction) -> int:
-    lengths = integers(instruction.data, instruction.fields, proto.FFT_LENGTH)
-    points = product(lengths)
+    points = product(integers(instruction.data, instruction.fields, proto.FFT_LENGTH))
     if points < 1:
         raise Malformed("a transform of no points", 0)
     kind = instruction.integer(proto.FFT_TYPE)

@@ -113,9 +113,8 @@ class ModuleCount:
     name: str
     macs: int
     macs_loop_once: int  # with every loop's body counted once, as XLA's cost analysis does
-    by_op: dict[
-        str, int
-    ]  # "dot", "complex-dot", "convolution", "custom-call:TARGET" and so on; none that is 0
+    # "dot", "complex-dot", "convolution", "custom-call:TARGET" and so on; none that is 0
+    by_op: dict[str, int]
     by_computation: dict[str, int]  # of its own instructions, times its executions; none that is 0
     instructions: int  # of the whole module, as are computations
     computations: int

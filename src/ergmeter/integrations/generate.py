@@ -154,7 +154,9 @@ class Measured:
         tokens_ns = times.tokens_ns()
         if not tokens_ns:
             return
-        begin = asked.begins_at(times.lengths)
+        # New tokens begin after a prompt of ids, or after the decoder's own start.
+        is_seq2seq = asked.model.config.is_encoder_decoder
+        begin = times.lengths[0] - 1 if is_seq2seq else asked.prompt_length
         new = sequences[:, begin:]
         rows = asked.prompts(len(new))
         lengths = _lengths(new, asked.eos_ids)
@@ -248,12 +250,6 @@ class _Asked:
         if ids is None:
             return []
         return [ids] if isinstance(ids, int) else [int(token_id) for token_id in ids]
-
-    def begins_at(self, lengths: list[int]) -> int:
-        """The position in the output where new tokens begin: after a prompt of ids."""
-        if self.model.config.is_encoder_decoder:
-            return lengths[0] - 1  # the decoder's own start
-        return self.prompt_length
 
     @property
     def prompt_length(self) -> int:

@@ -154,7 +154,9 @@ class Profile(Guarded):
 
     def _export(self) -> None:
         """Write the trace. Not compressed here: that takes six times as long."""
-        path = self._meter.path / "profile" / f"rank{self._rank}.json"
+        handover = self._meter._handover
+        rank = handover.rank if handover is not None else 0
+        path = self._meter.path / "profile" / f"rank{rank}.json"
         path.parent.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(path))
         self._is_on = False
@@ -185,11 +187,6 @@ class Profile(Guarded):
                 # Which the profiler does itself at its end, unless it fails.
                 ending.callback(autograd_profiler.KinetoStepTracker.erase_step_count, _COUNTED_AS)
                 profiler.__exit__(None, None, None)
-
-    @property
-    def _rank(self) -> int:
-        handover = self._meter._handover
-        return handover.rank if handover is not None else 0
 
 
 def _packed(path: Path) -> Path:

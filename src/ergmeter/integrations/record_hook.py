@@ -253,8 +253,7 @@ def _give_callback(trainer: Any, where: str, add: Callable[[Any, type], None]) -
         init(self, *args, **kwargs)
         try:
             if _has_run():
-                __import__(where)
-                add(self, sys.modules[where].ErgmeterCallback)
+                add(self, importlib.import_module(where).ErgmeterCallback)
         except Exception as error:  # noqa: BLE001  never break training
             announce(f"{where}: {type(error).__name__}: {error}"[:300])
 

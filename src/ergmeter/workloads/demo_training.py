@@ -258,17 +258,15 @@ class Size:
     text_bytes: int  # some times round in 20 s, not so often that the tales are learnt by heart
 
 
-def _size(*, width: int, layers: int, heads: int, kv_heads: int, hidden: int) -> LlamaConfig:
-    return LlamaConfig(256, width, layers, heads, kv_heads, hidden, context=512)
-
+_llama = partial(LlamaConfig, vocabulary=256, context=512)
 
 # 0.6 million parameters: a step of about 0.1 s on one slow core, so that the loss falls in 20 s.
 SMALL = Size(
-    _size(width=128, layers=3, heads=4, kv_heads=2, hidden=352), 4, 3e-3, demo_text.SIZE_BYTES
+    _llama(width=128, layers=3, heads=4, kv_heads=2, hidden=352), 4, 3e-3, demo_text.SIZE_BYTES
 )
 # 90 million: enough for the kernels, not the launching of them, to fill the time of a large GPU,
 # and by the sizes of its tensors about 6 GB, so that it also fits a small one.
-LARGE = Size(_size(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32, 6e-4, 4_000_000)
+LARGE = Size(_llama(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32, 6e-4, 4_000_000)
 
 
 @dataclass(frozen=True, slots=True)

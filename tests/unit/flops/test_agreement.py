@@ -100,15 +100,15 @@ def test_reckoned_and_counted_agree_at_real_width(name: str) -> None:
     ours, theirs = compared.totals(without=SCANS)
     assert ours.forward == pytest.approx(theirs.forward, rel=tolerance)
     if not has_states:
-        assert total(parts).model == counted.model
+        assert total(parts).model == counted.total.model
         assert not compared.differing
 
 
 @pytest.mark.parametrize("name", ["gemma-2b", "olmoe-1b-7b"])
 def test_they_agree_where_attention_matters(name: str) -> None:
     parts, counted = both(name, seq_len=2048, num_hidden_layers=6)
-    assert total(parts).model == counted.model
-    assert parts["attention scores"].model > 0.02 * counted.model
+    assert total(parts).model == counted.total.model
+    assert parts["attention scores"].model > 0.02 * counted.total.model
 
 
 def test_no_memory_is_taken_for_weights() -> None:
@@ -123,7 +123,7 @@ def test_no_memory_is_taken_for_weights() -> None:
     parts, counted = both("llama-3.1-405b", **wide)
     after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert counted.params > 4e11
-    assert total(parts).model == counted.model
+    assert total(parts).model == counted.total.model
     assert (after_kib - before_kib) * 1024 < 3e8
 
 
@@ -149,9 +149,9 @@ def test_they_agree_on_what_is_frozen(name: str, frozen: str) -> None:
     )
     counted = count_config(config, batch_size=2, seq_len=32, trainable=trains)
     assert counted.params_trained < counted.params
-    assert total(parts).model == counted.model
-    assert total(parts).backward == counted.backward
-    assert (counted.backward < 2 * counted.forward) == (frozen == "lowest")
+    assert total(parts).model == counted.total.model
+    assert total(parts).backward == counted.total.backward
+    assert (counted.total.backward < 2 * counted.total.forward) == (frozen == "lowest")
 
 
 @pytest.mark.parametrize("name", ["gemma-2b", "olmoe-1b-7b", "qwen2.5-7b"])
@@ -164,9 +164,9 @@ def test_they_agree_on_what_is_computed_again(name: str) -> None:
         pairs="computed",
     )
     counted = count_config(config, batch_size=2, seq_len=32, checkpointing=True, attention="eager")
-    assert total(parts).model == counted.model
-    assert total(parts).recomputed == counted.recomputed
-    assert 0.4 * counted.forward < counted.recomputed < counted.forward
+    assert total(parts).model == counted.total.model
+    assert total(parts).recomputed == counted.total.recomputed
+    assert 0.4 * counted.total.forward < counted.total.recomputed < counted.total.forward
 
 
 def test_padding_is_computed_like_everything_else() -> None:
@@ -176,15 +176,15 @@ def test_padding_is_computed_like_everything_else() -> None:
     counted = count_config(config, batch_size=3, seq_len=48)
     computed = step_flops(model, padded.grid(), pairs="computed")
     useful = step_flops(model, padded, pairs="computed")
-    assert total(computed).model == counted.model
-    assert total(useful).model < 0.6 * counted.model
+    assert total(computed).model == counted.total.model
+    assert total(useful).model < 0.6 * counted.total.model
 
 
 def test_packed_documents_cost_what_they_cost_one_by_one() -> None:
     lengths = [40, 16, 8]
     packed = Batch.of(1, 64, lengths=lengths)
     config = fields("gemma-2b") | {"num_hidden_layers": 2}
-    alone = [count_config(config, batch_size=1, seq_len=length).model for length in lengths]
+    alone = [count_config(config, batch_size=1, seq_len=length).total.model for length in lengths]
     model = model_graph(ModelConfig(config, where="gemma-2b"))
     parts = step_flops(model, packed, pairs="computed")
     assert total(parts).model == sum(alone)

@@ -100,20 +100,20 @@ def _no_mode_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_model_costs_what_it_costs_by_hand(attention: str) -> None:
     counted = count(llama(attention), batch_size=BATCH, seq_len=LENGTH)
-    assert (counted.forward, counted.backward) == (FORWARD, 2 * FORWARD)
-    assert counted.model == torchs(llama("eager"))
+    assert (counted.total.forward, counted.total.backward) == (FORWARD, 2 * FORWARD)
+    assert counted.total.model == torchs(llama("eager"))
     assert counted.params == counted.params_trained == llama().num_parameters()
 
 
 def test_attention_is_counted_on_a_cpu_where_torch_has_no_rule() -> None:
-    assert really(llama("sdpa")).model == 3 * FORWARD
+    assert really(llama("sdpa")).total.model == 3 * FORWARD
     assert torchs(llama("sdpa")) == 3 * (FORWARD - LAYERS * CORE)
 
 
 def test_what_a_fused_kernel_computes_again_is_hardwares() -> None:
     counted = count(llama("sdpa"), batch_size=BATCH, seq_len=LENGTH)
-    assert counted.recomputed == LAYERS * CORE / 2  # the scores, half of the core
-    assert counted.hardware == counted.model + counted.recomputed
+    assert counted.total.recomputed == LAYERS * CORE / 2  # the scores, half of the core
+    assert counted.total.hardware == counted.total.model + counted.total.recomputed
     with sdpa_kernel(SDPBackend.MATH):
         assert really(llama("sdpa")).total == PartFlops(FORWARD, 2 * FORWARD, 0)
 
@@ -126,7 +126,7 @@ def test_grouped_queries_cost_by_their_own_number(heads: int) -> None:
         attended: Any = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         attended.sum().backward()
     forward = 4 * 2 * 8 * 16 * 16 * 32
-    assert counter.counted().model == 3 * forward
+    assert counter.counted().total.model == 3 * forward
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qv", "qkv"])
@@ -147,15 +147,15 @@ def test_only_gradients_that_are_asked_for_are_the_models(wanted: str) -> None:
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm"])
 def test_experts_cost_the_same_however_they_are_run(experts: str) -> None:
     eager = torchs(mixtral("eager"))
-    assert really(mixtral(experts)).model == eager
-    assert count(mixtral(experts), batch_size=BATCH, seq_len=LENGTH).model == eager
+    assert really(mixtral(experts)).total.model == eager
+    assert count(mixtral(experts), batch_size=BATCH, seq_len=LENGTH).total.model == eager
     if experts == "grouped_mm":
         assert torchs(mixtral(experts)) < 0.6 * eager
 
 
 def test_a_loop_over_experts_is_counted_without_knowing_where_tokens_go() -> None:
     model = mixtral("eager")
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).model == torchs(model)
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.model == torchs(model)
     assert model.config._experts_implementation == "eager"
 
 
@@ -167,14 +167,14 @@ def test_flex_attention_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     q, k = torch.zeros(2, 8, 16, 32), torch.zeros(2, 2, 16, 32)
     with Counter() as counter:
         flex.flex_attention(q, k, k, enable_gqa=True)
-    assert counter.counted().forward == 4 * 2 * 8 * 16 * 16 * 32
+    assert counter.counted().total.forward == 4 * 2 * 8 * 16 * 16 * 32
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention", "somebodys/kernel"])
 def test_kernels_that_need_a_device_are_counted_without_one(attention: str) -> None:
     model = llama()
     model.config._attn_implementation_internal = attention
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).model == 3 * FORWARD
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.model == 3 * FORWARD
     assert model.config._attn_implementation == attention
 
 
@@ -206,14 +206,14 @@ def test_a_depthwise_convolution_costs_the_same_each_way() -> None:
 def test_an_operator_costs_what_its_shapes_say(call: Callable[[], Any], flops: int) -> None:
     with Counter() as counter:
         call()
-    assert counter.counted().forward == flops
+    assert counter.counted().total.forward == flops
     assert not counter.counted().not_counted
 
 
 def test_inference_mode_hides_no_product() -> None:
     with torch.inference_mode(), Counter() as counter:
         nn.Linear(8, 4)(torch.zeros(3, 8))
-    assert counter.counted().forward == 2 * 3 * 8 * 4
+    assert counter.counted().total.forward == 2 * 3 * 8 * 4
 
 
 # -- what is trained, what is kept -----------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_frozen_layers_have_no_gradients_of_their_own_and_none_below_the_last_tr
     assert counted.total == PartFlops(FORWARD, HEAD, 0)
     model.model.layers[-1].mlp.down_proj.requires_grad_(True)
     down = 2 * ROWS * HIDDEN * FEED
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).backward == 2 * HEAD + down
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.backward == 2 * HEAD + down
 
 
 def test_lora_costs_what_it_costs_by_hand() -> None:
@@ -239,14 +239,14 @@ def test_lora_costs_what_it_costs_by_hand() -> None:
     counted = count(adapted, batch_size=BATCH, seq_len=LENGTH)
     kv = HIDDEN * KEYS // HEADS
     down, up = 2 * 2 * ROWS * HIDDEN * rank, 2 * ROWS * rank * (HIDDEN + kv)  # both of q and v
-    assert counted.forward == FORWARD + LAYERS * (down + up)
+    assert counted.total.forward == FORWARD + LAYERS * (down + up)
     # Frozen matrices pass gradients on; the first layer's three, and its adapters' inputs, have
     # nobody to pass them to, and of its keys nobody wants any.
     frozen = LAYERS * (QKVO + MLP) + HEAD - 2 * ROWS * HIDDEN * (HIDDEN + 2 * kv)
     core = LAYERS * 2 * CORE - CORE / 2
-    assert counted.backward == frozen + core + LAYERS * 2 * (down + up) - down
+    assert counted.total.backward == frozen + core + LAYERS * 2 * (down + up) - down
     assert counted.params_trained == LAYERS * rank * (3 * HIDDEN + kv)
-    assert counted.model == torchs(adapted)
+    assert counted.total.model == torchs(adapted)
 
 
 def test_checkpointing_is_hardwares_and_not_the_models() -> None:
@@ -254,10 +254,13 @@ def test_checkpointing_is_hardwares_and_not_the_models() -> None:
     plain = count(model, batch_size=BATCH, seq_len=LENGTH)
     model.gradient_checkpointing_enable()
     again = count(model, batch_size=BATCH, seq_len=LENGTH)
-    assert plain.recomputed == 0
-    assert (again.forward, again.backward) == (plain.forward, plain.backward)
+    assert plain.total.recomputed == 0
+    assert (again.total.forward, again.total.backward) == (
+        plain.total.forward,
+        plain.total.backward,
+    )
     down = 2 * ROWS * HIDDEN * FEED  # torch stops before a layer's last product
-    assert again.recomputed == LAYERS * (QKVO + CORE + MLP - down)
+    assert again.total.recomputed == LAYERS * (QKVO + CORE + MLP - down)
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
@@ -303,14 +306,14 @@ def quantized(kind: str) -> Any:
 def test_packed_weights_cost_what_plain_ones_do(kind: str) -> None:
     model = quantized(kind)
     counted = count(model, batch_size=BATCH, seq_len=LENGTH)
-    assert counted.forward == FORWARD
+    assert counted.total.forward == FORWARD
     assert counted.params == llama().num_parameters()
     assert counted.assumptions == (f"{kind} layers are counted as the plain layers they stand for",)
     # The norms and the embedding are trained, so gradients pass through all, and stay in the head.
-    assert counted.backward == 2 * FORWARD - LAYERS * (QKVO + MLP)
+    assert counted.total.backward == 2 * FORWARD - LAYERS * (QKVO + MLP)
     with torch.no_grad(), Counter() as counter:
         model(input_ids=tokens(), use_cache=False)
-    assert counter.counted().forward == FORWARD
+    assert counter.counted().total.forward == FORWARD
     assert not counter.counted().not_counted
 
 
@@ -369,7 +372,7 @@ def test_a_compiled_model_stays_compiled() -> None:
 def test_a_model_compiled_in_place_is_counted_and_stays_so() -> None:
     model = nn.Linear(8, 8)
     model.compile(backend="eager")
-    assert count(model, inputs=(torch.zeros(2, 8),)).forward == 256
+    assert count(model, inputs=(torch.zeros(2, 8),)).total.forward == 256
     assert model._compiled_call_impl is not None
 
 
@@ -385,7 +388,7 @@ def test_a_compiled_function_inside_a_model_stays_compiled() -> None:
 
     model, x = Inside(8, 8), torch.zeros(2, 8)
     before = counters["frames"].get("ok", 0)
-    assert count(model, inputs=(x,)).forward == 256
+    assert count(model, inputs=(x,)).total.forward == 256
     assert counters["frames"].get("ok", 0) == before
     model(x)
     assert counters["frames"]["ok"] == before + 1
@@ -394,7 +397,7 @@ def test_a_compiled_function_inside_a_model_stays_compiled() -> None:
 def test_layers_that_accelerate_moves_about_are_counted() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.dispatch_model(llama(), {"": "cpu"}, force_hooks=True)
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).model == 3 * FORWARD
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.model == 3 * FORWARD
 
 
 def test_what_the_caller_has_switched_on_does_not_matter() -> None:
@@ -410,7 +413,7 @@ def test_types_may_be_mixed_as_autocast_lets_them() -> None:
     model = llama()
     model.model.layers.to(torch.bfloat16)
     counted = count(model, batch_size=BATCH, seq_len=LENGTH)
-    assert counted.model == 3 * FORWARD
+    assert counted.total.model == 3 * FORWARD
 
 
 def test_a_forward_that_was_replaced_on_the_model_runs_in_the_copy() -> None:
@@ -418,10 +421,10 @@ def test_a_forward_that_was_replaced_on_the_model_runs_in_the_copy() -> None:
     original = type(model).forward
     model.forward = lambda self, x: original(self, x * 2)  # as a bound method
     model.forward = model.forward.__get__(model)
-    assert count(model, inputs=(torch.zeros(2, 8),)).forward == 256
+    assert count(model, inputs=(torch.zeros(2, 8),)).total.forward == 256
     kept: Any = nn.Linear(8, 8)
     kept.forward = lambda x: original(kept, x)  # a function that holds on to the model
-    assert count(kept, inputs=(torch.zeros(2, 8),)).forward == 256
+    assert count(kept, inputs=(torch.zeros(2, 8),)).total.forward == 256
     assert kept.weight.grad is None
 
 
@@ -431,9 +434,9 @@ def test_a_forward_that_was_replaced_on_the_model_runs_in_the_copy() -> None:
 def test_a_batch_of_ones_own_gives_its_shapes() -> None:
     ids = tokens()
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    assert count(llama(), inputs=batch).model == 3 * FORWARD
+    assert count(llama(), inputs=batch).total.model == 3 * FORWARD
     packed = {"input_ids": ids, "position_ids": ids}
-    assert count(llama(), inputs=packed).model == 3 * FORWARD
+    assert count(llama(), inputs=packed).total.model == 3 * FORWARD
 
 
 def test_encoder_decoders_take_two_lengths() -> None:
@@ -443,7 +446,7 @@ def test_encoder_decoders_take_two_lengths() -> None:
     model = transformers.T5ForConditionalGeneration(made)
     counted = count(model, batch_size=2, seq_len=6, source_len=10)
     inputs = {"input_ids": tokens(2, 10), "decoder_input_ids": tokens(2, 6)}
-    assert counted.model == really(model, **inputs).model
+    assert counted.total.model == really(model, **inputs).total.model
 
 
 def test_any_module_is_counted_on_example_inputs() -> None:
@@ -451,9 +454,9 @@ def test_any_module_is_counted_on_example_inputs() -> None:
     x = torch.zeros(3, 5, 32)
     forward = 2 * (2 * 15 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 3 * 5 * 5 * 32)
     for train in (True, False):
-        assert count(net, inputs=(x,), train=train).forward == forward
+        assert count(net, inputs=(x,), train=train).total.forward == forward
     given = count(net, inputs={"src": x}, loss=lambda out: out[:, 0].mean())
-    assert given.forward == forward
+    assert given.total.forward == forward
 
 
 def test_a_table_by_module_adds_up() -> None:
@@ -480,7 +483,7 @@ def test_a_product_without_a_rule_is_named_and_not_passed_over() -> None:
     with Counter() as counter:
         for _ in range(3):
             torch.ops.ergmeter_test.fused_matmul(torch.zeros(2, 3), torch.zeros(3, 4))
-    assert counter.counted().forward == 0
+    assert counter.counted().total.forward == 0
     assert counter.counted().not_counted == ("not counted: ergmeter_test::fused_matmul x 3",)
 
 
@@ -528,9 +531,9 @@ def test_a_model_that_was_changed_is_counted_as_it_is_now() -> None:
     first = count(model, batch_size=BATCH, seq_len=LENGTH)
     assert count(model, batch_size=BATCH, seq_len=LENGTH) == first
     model.lm_head.requires_grad_(False)
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).backward < first.backward
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.backward < first.total.backward
     model.lm_head = nn.Linear(HIDDEN, 2 * WORDS, bias=False)
-    assert count(model, batch_size=BATCH, seq_len=LENGTH).forward == FORWARD + HEAD
+    assert count(model, batch_size=BATCH, seq_len=LENGTH).total.forward == FORWARD + HEAD
 
 
 def test_a_counted_model_is_not_kept_alive() -> None:
@@ -547,4 +550,6 @@ def test_a_configuration_is_counted_like_its_model() -> None:
     counted = count_config(made, batch_size=BATCH, seq_len=LENGTH)
     assert counted.total == count(llama(), batch_size=BATCH, seq_len=LENGTH).total
     as_json = made.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    assert count_config(as_json, batch_size=BATCH, seq_len=LENGTH).model == counted.model
+    assert (
+        count_config(as_json, batch_size=BATCH, seq_len=LENGTH).total.model == counted.total.model
+    )

@@ -11,11 +11,10 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import ModelConfig
+from ergmeter.flops.config import ModelConfig, head_of
 from ergmeter.flops.counted.built_model import count_config
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.families.vision import LANGUAGE_ALONE
-from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.live import model_work
 from ergmeter.flops.source import known_families, model_graph
 from ergmeter.flops.work import step_work
@@ -46,7 +45,7 @@ def made(family: str, top: str) -> Any:
 
 def products(held: Any) -> float:
     """By running it; the tops differ by no attention, so the bare model's is taken away."""
-    return count(held, batch_size=1, seq_len=SEQ).model
+    return count(held, batch_size=1, seq_len=SEQ).total.model
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # DeBERTa's own
@@ -135,7 +134,7 @@ def classes(kind: str) -> set[str]:
 def test_a_class_called_a_model_has_the_head_that_transformers_gives_it(kind: str) -> None:
     """By their parameters: MarianModel has no head, and MarianMTModel has one."""
     case = CASES.get(kind, Case())
-    found = {name for name in classes(kind) if name.endswith("Model") or is_bare(name)}
+    found = {name for name in classes(kind) if name.endswith("Model") or head_of(name) == "bare"}
     assert found
     for name in found:
         config = CONFIG_MAPPING[kind](**(case.changes or TWO))

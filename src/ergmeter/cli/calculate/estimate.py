@@ -18,8 +18,7 @@ _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a ste
 
 def _choice(name: str, choices: tuple[str, ...], text: str) -> Callable[..., Any]:
     """An option with the first of these choices as its default."""
-    kind = click.Choice(choices)
-    return with_default(name, type=kind, default=choices[0], help=text)
+    return with_default(name, type=click.Choice(choices), default=choices[0], help=text)
 
 
 _MEMORY = [

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ergmeter.workloads.sft.config_file import SftConfig
-    from ergmeter.workloads.sft.training import TrainingOutcome, TrainingProgress
+    from ergmeter.workloads.sft.progress import TrainingProgress
+    from ergmeter.workloads.sft.training import TrainingOutcome
 
 
 _LINE_S = 30.0

@@ -30,7 +30,7 @@ from ergmeter.flops.work import TrainedParts, trained_graph, writes
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ergmeter.flops.config import ModelConfig
 
@@ -197,9 +197,8 @@ def count_step(
     return counts[0] if batch.is_grid else _together(counts)
 
 
-def _together(counts: Iterable[CountedStep]) -> CountedStep:
+def _together(counts: list[CountedStep]) -> CountedStep:
     """Several counts of one model as one."""
-    counts = list(counts)
     rows = summed(row for counted in counts for row in counted.rows.items())
     missed = sum((Counter(counted.calls_not_counted) for counted in counts), Counter[str]())
     first = counts[0]
@@ -266,7 +265,7 @@ def cross_check(
     return AnalyticComparison(
         f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
         f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
-        f" ({100 * (needed / counted.model - 1):+.1f} %)",
+        f" ({100 * (needed / counted.total.model - 1):+.1f} %)",
         needed,
     )
 

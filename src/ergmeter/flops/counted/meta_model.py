@@ -165,12 +165,9 @@ def packed_size(module: nn.Module) -> tuple[int, int] | None:
         return inputs, outputs
     shape = tuple(getattr(weight, "ds_shape", weight.shape))
     # An 8-bit layer of bitsandbytes packs its weights when it is first used.
-    is_plain = sorted(shape) == sorted((inputs, outputs)) and not _is_of(module, "bitsandbytes")
+    packages = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
+    is_plain = sorted(shape) == sorted((inputs, outputs)) and "bitsandbytes" not in packages
     return None if is_plain or not isinstance(module, nn.Linear) else (inputs, outputs)
-
-
-def _is_of(module: nn.Module, library: str) -> bool:
-    return any(kind.__module__.partition(".")[0] == library for kind in type(module).__mro__)
 
 
 def needed_hooks(hooks: dict[int, Any]) -> Any:  # noqa: ANN401  a mapping of the same type

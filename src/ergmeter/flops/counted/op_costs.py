@@ -107,10 +107,7 @@ def _grouped(left: str, right: str) -> Rule:
 
 
 def _convolution(image: str) -> Rule:
-    def rule(call: Call) -> CallWork:
-        return CallWork(_convolved(call[image], call["weight"], _first(call.out), call))
-
-    return rule
+    return lambda call: CallWork(_convolved(call[image], call["weight"], _first(call.out), call))
 
 
 def _convolution_backward(call: Call) -> CallWork:

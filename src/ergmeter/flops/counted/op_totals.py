@@ -41,33 +41,8 @@ class CountedStep:
 
     @cached_property
     def total(self) -> PartFlops:
-        """All of it."""
+        """All of it; recomputed are checkpointing's FLOPs, and fused attention's own scores."""
         return sum(self.rows.values(), PartFlops())
-
-    @property
-    def forward(self) -> float:
-        """The way there."""
-        return self.total.forward
-
-    @property
-    def backward(self) -> float:
-        """The gradients."""
-        return self.total.backward
-
-    @property
-    def recomputed(self) -> float:
-        """FLOPs that were recomputed: checkpointing, and fused attention's own scores."""
-        return self.total.recomputed
-
-    @property
-    def model(self) -> float:
-        """Model FLOPs: forward and backward."""
-        return self.total.model
-
-    @property
-    def hardware(self) -> float:
-        """Hardware FLOPs: all that is computed."""
-        return self.total.hardware
 
     @property
     def needed(self) -> PartFlops:

@@ -98,7 +98,13 @@ def step_flops(
     """The FLOPs of a step under each convention. NotMeasurable says why there are none."""
     lengths = lengths or Lengths()
     record = _with_all_labels(record, lengths.labelled_ratio)
-    trained, others = _by_part(record, counts)
+    pairs = [
+        (call, _by_graph(call, flops.error) if flops.error and call.graph_flops else flops)
+        for calls, group in zip(record.groups, counts, strict=True)
+        for call, flops in zip(calls, group, strict=True)
+    ]
+    trained = [pair for pair in pairs if pair[0].part == MODEL]
+    others = [pair for pair in pairs if pair[0].part != MODEL]
     if record.analytic:
         return tuple(_completed(flops, record, trained, others) for flops in record.analytic)
     failed = [flops.error for _, flops in trained if flops.error]
@@ -141,17 +147,6 @@ def _nothing_seen(record: StepRecord) -> str:
 
 
 _Counted = list[tuple["RecordedCall", "CallFlops"]]
-
-
-def _by_part(
-    record: StepRecord, counts: Sequence[Sequence[CallFlops]]
-) -> tuple[_Counted, _Counted]:
-    pairs = [
-        (call, _by_graph(call, flops.error) if flops.error and call.graph_flops else flops)
-        for calls, group in zip(record.groups, counts, strict=True)
-        for call, flops in zip(calls, group, strict=True)
-    ]
-    return [p for p in pairs if p[0].part == MODEL], [p for p in pairs if p[0].part != MODEL]
 
 
 def _by_graph(call: RecordedCall, error: str) -> CallFlops:

@@ -33,11 +33,9 @@ def count(request: remote.CountRequest) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
     results = []
     for number, data in enumerate(request.groups):
-        if number in request.errors:
-            failed = CallFlops(error=request.errors[number])
-            results.append([failed] * request.sizes[number])
-            continue
         try:
+            if number in request.errors:
+                raise NotMeasurable(request.errors[number])
             results.append(_count_group(data))
         except ErgmeterError as error:
             results.append([CallFlops(error=str(error))] * request.sizes[number])
@@ -144,6 +142,4 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _is_device(value: Any) -> bool:  # noqa: ANN401
-    if isinstance(value, torch.device | int) and not isinstance(value, bool):
-        return True
-    return isinstance(value, str)
+    return isinstance(value, torch.device | int | str) and not isinstance(value, bool)

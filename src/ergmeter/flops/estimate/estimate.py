@@ -87,8 +87,7 @@ class Way:
 
 def ways(job: TrainingJob, usable_bytes: float | None) -> list[Way]:
     """The plan itself, then changes that shrink it; where none is enough, several together."""
-    asked = _tried(AS_ASKED, job, usable_bytes)
-    tried = [asked]
+    tried = [_tried(AS_ASKED, job, usable_bytes)]
     for name, each in _changes(job):
         way = _tried(name, each, usable_bytes)
         if way.peak_bytes < _FELT * _to_beat(way, tried):
@@ -121,7 +120,7 @@ def _tried(name: str, job: TrainingJob, usable_bytes: float | None) -> Way:
 def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     """One option each."""
     how, setup = job.training, job.setup
-    yield from _checkpointed(job, ("selective", "full"))
+    yield from _checkpointed(job)
     if setup.kernels.loss == "logits":
         yield "--loss fused", job.with_setup(kernels=replace(setup.kernels, loss="fused"))
     if setup.output != "freed":
@@ -144,10 +143,10 @@ def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
         yield f"--micro-batches {each}", job.with_setup(micro_batches=each)
 
 
-def _checkpointed(job: TrainingJob, modes: tuple[str, ...]) -> Iterator[tuple[str, TrainingJob]]:
-    for mode in modes:
+def _checkpointed(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+    for mode in ("selective", "full"):
         if mode != job.training.checkpointing and job.training.checkpointing != "full":
-            how = replace(job.training, checkpointing=mode)  # type: ignore[arg-type]
+            how = replace(job.training, checkpointing=mode)
             yield f"--checkpointing {mode}", replace(job, training=how)
 
 
@@ -450,8 +449,7 @@ def memory_results(
             results[key] = _assumed(peak.bytes[kind], "B", per)
     if isinstance(room, Missing):
         return results | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
-    spare = room.usable_bytes - peak.total_bytes
-    results[SPARE] = _assumed(spare, "B", f"of {room.text}")
+    results[SPARE] = _assumed(room.usable_bytes - peak.total_bytes, "B", f"of {room.text}")
     if most is None:
         none = Missing(f"not even one sequence a device fits {room.text}")
         return results | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
@@ -483,8 +481,7 @@ def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
     }
     if isinstance(room, Missing):
         return results | {SPARE: room, SEQUENCES_MAX: room}
-    spare = room.usable_bytes - needs.total_bytes
-    results[SPARE] = _assumed(spare, "B", f"of {room.text}")
+    results[SPARE] = _assumed(room.usable_bytes - needs.total_bytes, "B", f"of {room.text}")
     most = needs.sequences_max(room.usable_bytes)
     if most is None:
         why = (

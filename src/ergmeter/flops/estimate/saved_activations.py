@@ -293,8 +293,7 @@ class SavedTensors:
         """The part of the matrix an adapter is for."""
         if node.part != "lora":
             return node.part
-        base = self.nodes.get(f"{self.site(node)}.base_layer")
-        return base.part if base is not None else node.part
+        return self.nodes[f"{self.site(node)}.base_layer"].part
 
     @staticmethod
     def site(node: Node) -> str:
@@ -493,9 +492,8 @@ class SavedTensors:
         if not self.needs[node.name]:
             return
         size = self.numbers.compute
-        for name in node.of:
+        for name in (*node.of, node.name):
             yield self._keep(node, name, self.widths[name] * size, split=True)
-        yield self._keep(node, node.name, self.widths[node.name] * size, split=True)
 
     def _weighed(self, node: Node) -> Iterator[Saved]:
         """A product of two results, such as experts' and the router's; a sum keeps nothing."""

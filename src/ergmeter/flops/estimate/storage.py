@@ -371,9 +371,7 @@ def _scheme(quantization: ModelConfig) -> StoredType:
 
 _METHODS: dict[str, Callable[[ModelConfig], StoredType | None]] = {
     "bitsandbytes": _bitsandbytes,
-    "gptq": _grouped,
-    "awq": _grouped,
-    "auto_round": _grouped,
+    **dict.fromkeys(("gptq", "awq", "auto_round"), _grouped),
     "fp8": _fp8,
     "fbgemm_fp8": lambda _quantization: StoredType("fp8", 8, 32),
     "mxfp4": lambda _quantization: STORED_TYPES["mxfp4"],

@@ -101,7 +101,12 @@ def encoder_graph(e: Encoder) -> Graph:
         b.add(f"{at}.contact_head.regression", "other", params=e.unused)
     if e.final_norm:
         x = b.add(f"{at}.final_norm", "norm", x, params=e.final_norm)
-    _add_masked_head(b, e, x, embedding, width=width, norm=norm)
+    # The head of masked language modelling.
+    dense, decoder = e.head_names
+    x = b.linear(dense, "head", x, e.hidden, width, bias=e.head_bias, stream="logits")
+    x = b.add(f"{dense}_norm", "norm", x, params=norm, stream="logits")
+    tied_to = embedding if e.is_tied else None
+    b.head(decoder, x, width, e.vocab, bias=e.has_decoder_bias, tied_to=tied_to)
     facts = {} if e.relative is None else {"relative_positions": e.relative.rows}
     return Graph(e.family, tuple(b.nodes), e.hidden, len(e.blocks), e.vocab, facts=facts)
 
@@ -119,16 +124,6 @@ def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
         return replace(node, params=0, tied_to=f"{owner}{node.name.removeprefix(layer)}")
 
     return list(map(shared, nodes))
-
-
-def _add_masked_head(
-    b: Builder, e: Encoder, x: str, embedding: str, *, width: int, norm: int
-) -> None:
-    dense, decoder = e.head_names
-    x = b.linear(dense, "head", x, e.hidden, width, bias=e.head_bias, stream="logits")
-    x = b.add(f"{dense}_norm", "norm", x, params=norm, stream="logits")
-    tied_to = embedding if e.is_tied else None
-    b.head(decoder, x, width, e.vocab, bias=e.has_decoder_bias, tied_to=tied_to)
 
 
 def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:

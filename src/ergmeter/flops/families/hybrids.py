@@ -360,8 +360,6 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     count = c.integer("num_hidden_layers")
     pattern = c.names("block_types") or ["recurrent", "recurrent", "attention"]
-    if not pattern:
-        raise FormatError(f"{c.where}: block_types is empty")
     wide = c.integer("lru_width", default=hidden)
     if wide % heads:
         raise FormatError(
@@ -600,8 +598,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), qwen3_next),
-    "mamba": mamba,
-    "falcon_mamba": mamba,
+    **dict.fromkeys(("mamba", "falcon_mamba"), mamba),
     "mamba2": mamba2,
     "jamba": jamba,
     "bamba": bamba,

@@ -203,14 +203,6 @@ def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
     return tower.grid[0] * patch, tower.grid[1] * patch
 
 
-def _qwen_grid(v: ModelConfig, image_size: ImageSize | None) -> tuple[int, int]:
-    """Patches of an image that is resized to whole tokens, as the Qwen processors do."""
-    high, wide = image_size or _ASSUMED_SIZE
-    merge = v.integer("spatial_merge_size")
-    factor = v.integer("patch_size") * merge
-    return max(1, round(high / factor)) * merge, max(1, round(wide / factor)) * merge
-
-
 def qwen_tower(
     v: ModelConfig, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None
 ) -> Tower:
@@ -221,7 +213,11 @@ def qwen_tower(
     )
     channels = v.integer("in_channels", "in_chans", default=3)
     blocks = (EncoderBlock(attention, feed, norm, norm),) * v.integer("depth")
-    grid = _qwen_grid(v, image_size)
+    # An image is resized to whole tokens, as the Qwen processors do.
+    high, wide = image_size or _ASSUMED_SIZE
+    merge = v.integer("spatial_merge_size")
+    factor = v.integer("patch_size") * merge
+    grid = max(1, round(high / factor)) * merge, max(1, round(wide / factor)) * merge
     inputs = channels * v.integer("temporal_patch_size") * v.integer("patch_size") ** 2
     base = Tower(hidden, blocks, grid, inputs, "model.visual", layer_name="blocks")
     return replace(base, patch_name="patch_embed.proj", is_size_assumed=image_size is None)
@@ -494,11 +490,9 @@ def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str
 IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
     "vit": vit_model,
     "dinov2": dinov2,
-    "clip": image_text,
-    "clip_vision_model": tower_alone,
+    **dict.fromkeys(("clip", "siglip"), image_text),
+    **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), tower_alone),
     "clip_text_model": text_alone,
-    "siglip": image_text,
-    "siglip_vision_model": tower_alone,
 }
 
 
@@ -786,13 +780,9 @@ VISION: dict[str, Callable[[ModelConfig, ImageSize | None], VisionLanguageModel]
     "paligemma": paligemma,
     "gemma3": gemma3,
     "mistral3": mistral3,
-    "idefics3": idefics3,
-    "smolvlm": idefics3,
+    **dict.fromkeys(("idefics3", "smolvlm"), idefics3),
     "internvl": internvl,
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
-    "qwen3_vl_moe": qwen3_vl,
-    "qwen3_5": qwen3_vl,
-    "qwen3_5_moe": qwen3_vl,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), qwen3_vl),
 }

@@ -254,8 +254,7 @@ def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
             " leave out dora, or target modules alone"
         )
     adapters = {node.name for node in nodes if node.part == "lora" and node.params}
-    assumptions = (*graph.assumptions, *notes)
-    changed = replace(graph, nodes=tuple(nodes), assumptions=assumptions)
+    changed = replace(graph, nodes=tuple(nodes), assumptions=(*graph.assumptions, *notes))
     return changed, lambda node: node.name in adapters
 
 

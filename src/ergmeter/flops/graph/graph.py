@@ -11,7 +11,7 @@ Names are those of the modules in transformers, so a LoRA target means the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Role = Literal["", "embedding", "positions", "head"]
@@ -175,10 +175,6 @@ class Graph:
     def params_of(self, *roles: Role) -> int:
         """Parameters held by nodes of these roles."""
         return sum(node.params for node in self.nodes if node.role in roles)
-
-    def with_nodes(self, nodes: tuple[Node, ...]) -> Graph:
-        """The same model, its nodes replaced."""
-        return replace(self, nodes=nodes)
 
 
 class Builder:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ergmeter.flops.config import ModelConfig, head_of
-from ergmeter.flops.graph.graph import Builder, Graph
+from ergmeter.flops.graph.graph import Builder, Graph, Node
 
 # The head of a class that is not in transformers' mappings, by how its name ends. Not "Model":
 # MarianMTModel and ChatGLMModel have a head, MarianModel has none.
@@ -49,7 +49,9 @@ _BARE_POOLERS = {  # bare encoders that pool all the same
 def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Graph:
     """The graph of a language model, its head exchanged for what this class has."""
     name = architecture or ""
-    head = _head(name)
+    # As transformers maps the class, else by its ending.
+    by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
+    head = head_of(name) or next(by_ending, None)
     if not name or head == "language":
         return graph
     if head == "pretraining":
@@ -68,19 +70,8 @@ def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Gr
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 
-def _head(name: str) -> str | None:
-    """The head of a class: as transformers maps it, else by its ending."""
-    by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
-    return head_of(name) or next(by_ending, None)
-
-
-def is_bare(name: str) -> bool:
-    """True if a class of this name has no head at all."""
-    return head_of(name) == "bare"
-
-
-def _headless(graph: Graph) -> Graph:
-    return graph.with_nodes(tuple(node for node in graph if node.stream != "logits"))
+def _headless(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.stream != "logits"]
 
 
 def _reader_alone(graph: Graph) -> Graph:
@@ -88,43 +79,40 @@ def _reader_alone(graph: Graph) -> Graph:
     read = tuple(node for node in graph if node.part.startswith("encoder "))
     shared = {node.tied_to for node in read}
     shared_nodes = tuple(node for node in graph if node.name in shared)
-    return graph.with_nodes((*shared_nodes, *read))
+    return replace(graph, nodes=(*shared_nodes, *read))
 
 
 def _bare(graph: Graph) -> Graph:
-    bare = _headless(graph)
+    b, hidden = Builder(_headless(graph), stream="pooled"), graph.hidden
     pooler = _BARE_POOLERS.get(graph.family)
-    if pooler is None:
-        return bare
-    b, hidden = Builder(list(bare.nodes), stream="pooled"), graph.hidden
-    b.linear(pooler, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
-    return bare.with_nodes(tuple(b.nodes))
+    if pooler is not None:
+        b.linear(pooler, "head", b.nodes[-1].name, hidden, hidden, bias=True)
+    return replace(graph, nodes=tuple(b.nodes))
 
 
 def _pretraining(graph: Graph) -> Graph:
     """ELECTRA's tells words that were exchanged; others have a pooler and two classes besides."""
     hidden = graph.hidden
     if graph.family == "electra":
-        bare = _headless(graph)
-        b, name = Builder(list(bare.nodes)), "discriminator_predictions.dense"
-        out = b.linear(name, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
+        b, name = Builder(_headless(graph)), "discriminator_predictions.dense"
+        out = b.linear(name, "head", b.nodes[-1].name, hidden, hidden, bias=True)
         b.linear(f"{name}_prediction", "head", out, hidden, 1, bias=True, role="head")
-        return bare.with_nodes(tuple(b.nodes))
-    if graph.family not in ("bert", "ernie", "albert"):
+    elif graph.family in ("bert", "ernie", "albert"):
+        b = Builder(list(graph.nodes), stream="pooled")
+        last = next(node.of[0] for node in graph if node.stream == "logits")
+        out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True)
+        b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True)
+    else:
         return graph
-    b = Builder(list(graph.nodes), stream="pooled")
-    last = next(node.of[0] for node in graph if node.stream == "logits")
-    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True)
-    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True)
-    return graph.with_nodes(tuple(b.nodes))
+    return replace(graph, nodes=tuple(b.nodes))
 
 
 def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
-    bare, hidden = _headless(graph), graph.hidden
-    out = bare.nodes[-1].name
+    hidden = graph.hidden
     is_encoder, is_modern = graph.family in _POOLED, graph.family == "modernbert"
     is_pooled = is_encoder and head == "sequence classification"
-    b = Builder(list(bare.nodes), stream="pooled" if is_pooled else "tokens")
+    b = Builder(_headless(graph), stream="pooled" if is_pooled else "tokens")
+    out = b.nodes[-1].name
     if is_pooled or is_modern:
         bias = not is_modern or config.flag("classifier_bias", default=False)
         out = b.linear(_POOLED[graph.family], "head", out, hidden, hidden, bias=bias)
@@ -135,7 +123,7 @@ def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
     labels = 2 if head == "question answering" else labels_of(config)  # of an answer, both ends
     bias = is_encoder or head != "sequence classification"
     b.linear(name, "head", out, hidden, labels, bias=bias, role="head")
-    return bare.with_nodes(tuple(b.nodes))
+    return replace(graph, nodes=tuple(b.nodes))
 
 
 def labels_of(config: ModelConfig) -> int:

@@ -214,8 +214,15 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> Non
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
     tied_to = embedding if decoder.is_tied else None
     head = b.head(decoder.head_name, out, hidden, vocab, bias=decoder.head_bias, tied_to=tied_to)
+    # Layers that predict one token further each: a projection, a layer, the head again.
     for number in range(decoder.further):
-        out = _add_further(b, decoder, out, embedding, head, name=f"{prefix}.mtp.{number}")
+        name = f"{prefix}.mtp.{number}"
+        at = b.within(name)
+        normed = at.add("norms", "norm", (out, embedding), params=2 * hidden)
+        joined = at.linear("eh_proj", "mtp", normed, 2 * hidden, hidden)
+        out = add_layer(at, decoder.layers[-1], joined, hidden)
+        last = at.add("final_norm", "norm", out, params=hidden)
+        b.linear(f"{name}.head", "head", last, hidden, vocab, stream="logits", tied_to=head)
 
 
 def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
@@ -239,19 +246,6 @@ def _add_streams(b: Builder, decoder: Decoder, x: str, *, name: str) -> str:
         for number in range(decoder.streams - 1)
     )
     return b.add(f"{name}.sum", "residual", (x, *made)) if made else x
-
-
-def _add_further(
-    b: Builder, decoder: Decoder, out: str, embedding: str, head: str, *, name: str
-) -> str:
-    """Append a layer that predicts one token further: a projection, a layer, the head again."""
-    hidden, layer = decoder.hidden, b.within(name)
-    normed = layer.add("norms", "norm", (out, embedding), params=2 * hidden)
-    joined = layer.linear("eh_proj", "mtp", normed, 2 * hidden, hidden)
-    out = add_layer(layer, decoder.layers[-1], joined, hidden)
-    last = layer.add("final_norm", "norm", out, params=hidden)
-    b.linear(f"{name}.head", "head", last, hidden, decoder.vocab, stream="logits", tied_to=head)
-    return out
 
 
 def add_layer(b: Builder, layer: Layer, x: str, hidden: int, *, own: tuple[str, ...] = ()) -> str:

@@ -40,10 +40,6 @@ def training_document(
     work: Work,
 ) -> Document:
     """Return the estimate of a training: memory by moment, changes that help, time and cost."""
-    below = []
-    if memory.host_bytes:
-        on_host = scaled(memory.host_bytes, "B")
-        below.append(Paragraph(f"and {on_host} of optimizer in memory that is paged to the host"))
     data = {
         "params": work.params,
         "params_trained": work.params_trained,
@@ -57,7 +53,10 @@ def training_document(
     }
     verdict_line = verdict(memory.peak.total_bytes, room)
     parts = _parts(_moments_table(memory), verdict_line, ways, "micro-batch", results)
-    parts += [*below, _assumed(memory.assumptions)]
+    if memory.host_bytes:
+        on_host = scaled(memory.host_bytes, "B")
+        parts.append(Paragraph(f"and {on_host} of optimizer in memory that is paged to the host"))
+    parts.append(_assumed(memory.assumptions))
     body = _data(verdict_line, ways, "micro_batch_max", results, memory.assumptions)
     return Document("Training: an estimate", tuple(parts), body | data)
 

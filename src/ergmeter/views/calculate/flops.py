@@ -61,14 +61,11 @@ def _limits(convention: Convention) -> list[str]:
     """Return what a convention does not apply to."""
     if convention.weights is None:
         return []
-    limits = (
-        ["training with LoRA"]
-        if convention.is_for_lora
-        else ["whole sequences, every weight trained"]
+    job = (
+        "training with LoRA" if convention.is_for_lora else "whole sequences, every weight trained"
     )
-    limits += ["a causal mask"] if convention.halves else []
-    limits += [convention.only_for] if convention.only_for else []
-    return limits
+    mask = "a causal mask" if convention.halves else ""
+    return [limit for limit in (job, mask, convention.only_for) if limit]
 
 
 def _convention_data(convention: Convention) -> dict[str, Any]:

@@ -51,10 +51,6 @@ def _path(value: object) -> Path:
     raise ValueError("must be a path")
 
 
-def _source_path(value: object) -> Path | None:
-    return None if value == "builtin" else _path(value)
-
-
 def _layers(value: object) -> object:
     """Names of layers; `auto` leaves the choice to the training."""
     if value == "auto":
@@ -169,7 +165,7 @@ class Data(ConfigModel):
 class DataSource(ConfigModel):
     """One of several data sets in a mixture. `path` None: the built-in one."""
 
-    path: Annotated[Path | None, BeforeValidator(_source_path)]
+    path: Annotated[Path | None, BeforeValidator(lambda p: None if p == "builtin" else _path(p))]
     type: Literal["cpt", "sft", "chat"]  # chat is sft
     weight: Positive = 1.0
     name: Text | None = None

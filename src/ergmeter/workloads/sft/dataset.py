@@ -139,10 +139,6 @@ def _example(line: str, where: str) -> Example:
     raise _NoExample(f"has the keys {', '.join(value) or 'none'}; expected {FORMATS}")
 
 
-def _text(value: dict[str, Any], where: str) -> Example:
-    return Example(where, text=_text_of(value, "text"))
-
-
 def _pair(
     prompt: str, response: str, *, context: str = ""
 ) -> Callable[[dict[str, Any], str], Example]:
@@ -208,7 +204,7 @@ _SHAPES: dict[tuple[str, ...], Callable[[dict[str, Any], str], Example]] = {
     ("prompt", "completion"): _pair("prompt", "completion"),
     ("instruction", "output"): _pair("instruction", "output", context="input"),
     ("user", "assistant"): _pair("user", "assistant"),
-    ("text",): _text,
+    ("text",): lambda value, where: Example(where, text=_text_of(value, "text")),
 }
 
 

@@ -130,7 +130,7 @@ class TextEncoder:
         """Whole documents, all of which is to be learnt."""
         return [
             [*self.begin, *(token for part in parts for token in part), *self.end]
-            for example, parts in zip(rendered, self._parts(rendered), strict=True)
+            for parts in self._parts(rendered)
         ]
 
     def _parts(self, rendered: Sequence[Rendered]) -> Iterator[list[list[int]]]:
@@ -338,7 +338,7 @@ class _Making:
             else:
                 examples = read(data.train_path)
                 held_out = read(data.val_path) if data.val_path else None
-            examples = examples[: data.limit] if data.limit else examples
+            examples = examples[: data.limit]
             self.documents = len(examples)
             train = self._made(examples, as_blocks=as_blocks, of="")
         if held_out is None:
@@ -362,9 +362,8 @@ class _Making:
         return mixture
 
     def _of(self, source: DataSource) -> list[Example]:
-        limit = self._config.data.limit
         examples = read(source.path) if source.path else builtin(longest=self.longest)[0]
-        return examples[:limit] if limit else examples
+        return examples[: self._config.data.limit]
 
     def _made(self, examples: Sequence[Example], *, as_blocks: bool, of: str) -> list[Row]:
         """The rows of these examples; `of`: a prefix for their notes."""
@@ -382,11 +381,6 @@ class _Making:
                 raise UsageError(
                     f"{example.where} is one text, which sft can't learn; write task_mode: cpt"
                 )
-        return self._documents(examples, rendered, of)
-
-    def _documents(
-        self, examples: Sequence[Example], rendered: Sequence[Rendered], of: str
-    ) -> list[Row]:
         cut = Truncated(self.longest)
         if self._config.model.type == "seq2seq":
             texts = [example.where for example in examples if example.text is not None]

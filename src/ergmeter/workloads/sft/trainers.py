@@ -162,16 +162,21 @@ def _quantised(config: SftConfig, transformers: Any) -> Any:  # noqa: ANN401
 
 def _adapted(config: SftConfig, model: Any) -> Any:  # noqa: ANN401
     peft = importlib.import_module("peft")
-    lora = config.tuning.lora
-    settings = peft.LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=targets(config, model),
-        use_dora=config.tuning.mode == "dora",
-        task_type="SEQ_2_SEQ_LM" if config.model.type == "seq2seq" else "CAUSAL_LM",
-    )
+    task = "SEQ_2_SEQ_LM" if config.model.type == "seq2seq" else "CAUSAL_LM"
+    settings = peft.LoraConfig(**_lora_arguments(config, model), task_type=task)
     return peft.get_peft_model(model, settings)
+
+
+def _lora_arguments(config: SftConfig, model: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What PEFT and Unsloth are both told of the adapters."""
+    lora = config.tuning.lora
+    return {
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": targets(config, model),
+        "use_dora": config.tuning.mode == "dora",
+    }
 
 
 def targets(config: SftConfig, model: Any) -> list[str]:  # noqa: ANN401
@@ -215,12 +220,8 @@ def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
     if tuning.mode != "full":
         model = unsloth.FastLanguageModel.get_peft_model(
             model,
-            r=tuning.lora.r,
-            lora_alpha=tuning.lora.alpha,
-            lora_dropout=tuning.lora.dropout,
-            target_modules=targets(config, model),
+            **_lora_arguments(config, model),
             use_gradient_checkpointing=checkpoints,
-            use_dora=tuning.mode == "dora",
             random_state=config.seed,
         )
     return LoadedModel(model, tokenizer)
@@ -267,8 +268,7 @@ def _there(package: str, what: str) -> None:
 def training_arguments(config: SftConfig, kind: Any, *, examples: int) -> Any:  # noqa: ANN401
     """Arguments of this kind (TrainingArguments or one made of it) for so many examples."""
     wanted = {**_common(config), **_when(config), "warmup_steps": _warmup_steps(config, examples)}
-    names = {field.name for field in fields(kind)}
-    unknown = sorted(wanted.keys() - names)
+    unknown = sorted(wanted.keys() - {field.name for field in fields(kind)})
     if unknown:
         raise UsageError(
             f"this version of transformers has no {', '.join(unknown)}; it must be 4.57 or newer"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ergmeter.workloads.sft.config_file import SftConfig
     from ergmeter.workloads.sft.prepared_data import Prepared
+    from ergmeter.workloads.sft.progress import TrainingProgress
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
 # lists. Without a sensor the training runs and its energy cells stay empty.
@@ -59,15 +60,6 @@ def warning() -> str | None:
 
 
 _MODELS = Path("outputs/models")  # where models of our own are kept, once made
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """Progress of a training."""
-
-    step: int
-    steps: int
-    loss: float | None
 
 
 @dataclass(frozen=True)
