@@ -262,7 +262,7 @@ def _attention_of_text(graph: Graph) -> list[Attention]:
 
 
 def _cache(kernels: Kernels, how: TrainedParts) -> str:
-    """True if the forward pass fills a cache of keys and values."""
+    """Whether the forward pass fills a cache of keys and values, and why, as a sentence."""
     if kernels.has_cache and how.checkpointing != "full":
         return "the forward pass copies keys and values into a cache (use_cache=True)"
     why = "checkpointing turns it off" if kernels.has_cache else "as in transformers' Trainer"

@@ -50,7 +50,7 @@ class TailListener:
         self._is_there.set()
 
     async def next(self, timeout_s: float) -> list[bytes]:
-        """Return a new event, or None after the timeout."""
+        """Return the newest event of each run, empty after the timeout."""
         try:
             await asyncio.wait_for(self._is_there.wait(), timeout_s)
         except asyncio.TimeoutError:
