@@ -599,8 +599,7 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
     framework = scenario_file.frameworks.get(name)
     if framework is None:
         near = hint(name, scenario_file.frameworks, cutoff=_NEAR)
-        lacks = "" if scenario_file.contents else f"; {_no_contents(scenario_file)}"
-        yield f"framework_config {name!r} is not known; {near}{lacks}"
+        yield f"framework_config {name!r} is not known; {near}{_no_contents(scenario_file)}"
     elif template.workload == "erg" and framework.tuning is None:
         yield (
             f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
@@ -610,15 +609,19 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
     elif template.workload == "sft_trainer" and framework.file is None and name != NONE:
         yield (
             f"framework_config {name!r} has no file for sft_trainer: name one of your own under"
-            f" framework_configs"
-            + ("" if scenario_file.contents else f"; {_no_contents(scenario_file)}")
+            f" framework_configs{_no_contents(scenario_file)}"
         )
 
 
 def _no_contents(scenario_file: Scenarios) -> str:
-    """FMS's shortnames are a file of its own, which may not be where it is looked for."""
+    """FMS's shortnames are a file of its own, which may not be where it is looked for.
+
+    Empty if it is there.
+    """
+    if scenario_file.contents:
+        return ""
     places = " nor ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
     return (
-        f"FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it is"
-        f" neither {places}; put it there, or give --contents"
+        f"; FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it"
+        f" is neither {places}; put it there, or give --contents"
     )
