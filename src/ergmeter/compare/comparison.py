@@ -24,8 +24,8 @@ from ergmeter.compare.pairing import (
     ConfigurationPair,
     Pairing,
     padding_remark,
-    pair_contrast,
     pair_sides,
+    pair_verdict,
     pooled_verdict,
 )
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
@@ -190,24 +190,19 @@ def compare_sides(
     measures = tuple(dict.fromkeys(rule_metric(name) for name in names))
     pairing = pair_sides(new, ref, options)
     pairs = []
-    by_measure: dict[Metric, list[Verdict]] = {measured: [] for measured in measures}
     for groups in pairing.both:
-        verdicts = []
-        for measured in measures:
-            result = pair_contrast(groups, measured, "ratio", options)
-            if result is not None:
-                key, change = result
-                verdicts.append(Verdict(measured, "differs", "", change, key=key))
-                by_measure[measured].append(verdicts[-1])
-        remark = padding_remark(groups)
+        verdicts = (pair_verdict(groups, measured, "ratio", options) for measured in measures)
         pairs.append(
             GroupPair(
-                *(groups.name, groups.new, groups.ref, Fairness(), tuple(verdicts)),
+                *(groups.name, groups.new, groups.ref, Fairness()),
+                verdicts=tuple(verdict for verdict in verdicts if verdict is not None),
                 is_comparable=True,
-                padding=remark,
+                padding=padding_remark(groups),
             )
         )
-    pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure.values()]
+    all_verdicts = [verdict for pair in pairs for verdict in pair.verdicts]
+    by_measure = ([v for v in all_verdicts if v.measure == measured] for measured in measures)
+    pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure]
     sides = tuple(group for pair in pairing.both for group in (pair.new, pair.ref))
     return Comparison(
         *(pairing.by, sides, measures, tuple(pairs), None, (), (), options, pairing),

@@ -36,8 +36,8 @@ from ergmeter.compare.pairing import (
     configuration_key,
     counts_differ,
     padding_remark,
-    pair_contrast,
     pair_sides,
+    pair_verdict,
     pooled_verdict,
     why_incomparable,
 )
@@ -446,7 +446,7 @@ def _drafts(
     drafts: list[Verdict] = []
     comparable: list[Verdict] = []
     for pair, fair in pairs:
-        result = pair_contrast(pair, rule.measure, rule.scale, options)
+        result = pair_verdict(pair, rule.measure, rule.scale, options)
         if result is None:
             # What REF has and NEW has not is no pass: it may be the very thing that broke.
             is_gone = pair.ref.has(rule.measure) and not pair.new.has(rule.measure)
@@ -454,8 +454,7 @@ def _drafts(
             words = _why_absent(pair, rule)
             drafts.append(Verdict(rule.measure, state, words, name=pair.name, rule=rule))
             continue
-        key, change = result
-        draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
+        draft = replace(result, name=pair.name, rule=rule)
         why = _not_alike(pair, draft) or why_incomparable(pair, fair, rule.measure)
         if why:
             drafts.append(replace(draft, state="inconclusive", words=why, is_tested=False))

@@ -342,12 +342,14 @@ class Expansion:
             return None
         if not takes_data(scenario):
             return None
+        # Prompts and responses, unless text in one field is asked for, or tokens.
+        is_text = any((stanza or {}).get(name) for name in ("dataset_text_field", "tokenize"))
         job = data_job(
             stanza or {},
             model=str(settings.get(MODELS, "")),
             response_template=settings.get("response_template"),
             text_field=settings.get("dataset_text_field"),
-            as_pairs=template.workload == "erg" or _is_of_pairs(template, stanza or {}),
+            as_pairs=template.workload == "erg" or (template.workload == "other" and not is_text),
         )
         if self.data_stage:
             self.jobs.setdefault(job.file, job)
@@ -393,12 +395,6 @@ class Expansion:
 
 # What a template may name of any cell, also where nothing gives it a value.
 _ABSENT = dict.fromkeys((*_OUTSIDE, BATCH, ACCUMULATION, "nodes"))
-
-
-def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
-    """Prompts and responses, unless text in one field is asked for, or tokens."""
-    asked = ("dataset_text_field", "tokenize")
-    return template.workload == "other" and not any(stanza.get(name) for name in asked)
 
 
 def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
