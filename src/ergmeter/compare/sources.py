@@ -96,7 +96,7 @@ class RunSource:
         return read_entries([path], wanted.settings, keys=wanted.keys)
 
 
-def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> tuple[Entry, ...]:
     """Entries with bench cells read from their runs, to be compared with other runs."""
     wanted = replace(wanted, keys=(*wanted.keys, *in_view("fairness")))
     result = []
@@ -105,7 +105,7 @@ def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
             result.append(entry)
         else:
             result += _run(entry.run, argument=entry.argument, wanted=wanted).ended_well
-    return result
+    return tuple(result)
 
 
 def _of_one_window(entries: list[Entry], wanted: Wanted) -> list[Entry]:

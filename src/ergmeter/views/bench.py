@@ -240,14 +240,12 @@ def counts(
 
 def live(progress: BenchProgress, names: Sequence[str]) -> RenderableType:
     """Render counts, running cells and the latest failures."""
-    cells = {cell.index: cell for cell in progress.plan.cells}
-    failed = [cell.index for cell, _ in progress.failed]
-    rows = [cell.index for cell in progress.running][:_MOST_ROWS] + failed[-_MOST_ROWS:]
-    cell_table = table([(cells[i], progress.states[i]) for i in rows], names)
+    running = [(cell, progress.states[cell.index]) for cell in progress.running]
+    rows = running[:_MOST_ROWS] + progress.failed[-_MOST_ROWS:]
     above = counts(
         progress.counts, broken=progress.broken, eta_s=progress.eta_s, rests_s=progress.rests_s
     )
-    return Group(above, cell_table)
+    return Group(above, table(rows, names))
 
 
 def listed(cell_listing: CellListing) -> RenderableType:

@@ -194,11 +194,9 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def kernel_kills() -> int | None:
     """Processes that the kernel killed for lack of memory so far; None if unknown."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    with suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts["oom_kill"])
     return None
 
 
