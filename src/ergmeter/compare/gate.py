@@ -516,11 +516,9 @@ def _taken_back(verdict: Verdict, alpha: float, tests: int) -> Verdict:
     p = _p_value(verdict)
     assert p is not None
     assert verdict.contrast is not None
-    why = (
-        f"chance brings so much in {significant(p * 100, 2)} % of cases"
-        if p > alpha
-        else f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
-    )
+    why = f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
+    if p > alpha:
+        why = f"chance brings so much in {significant(p * 100, 2)} % of cases"
     words = f"{verdict.words}, beyond the rule, but {why}: {_noise_text(verdict.contrast)}"
     return replace(verdict, state="inconclusive", words=words)
 
@@ -631,11 +629,9 @@ def _noise_text(change: Contrast) -> str:
     """How much runs scatter, and how many there are."""
     if change.noise is None:
         return change.why
-    size = (
-        f"{significant(change.noise * 100, 2)} %"
-        if change.scale == "ratio"
-        else significant(change.noise, 2)
-    )
+    size = significant(change.noise, 2)
+    if change.scale == "ratio":
+        size = f"{significant(change.noise * 100, 2)} %"
     if change.method == PAIRED:
         return f"the change scatters by {size} over {change.repeats[0]} cells"
     return f"runs scatter by {size} ({change.repeats[0]} of NEW, {change.repeats[1]} of REF)"

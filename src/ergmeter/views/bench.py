@@ -132,9 +132,8 @@ def _settings(cell: Cell, names: Sequence[str]) -> str:
 def heading(cell: Cell) -> str:
     """Return a cell in one line: number, scenario and settings."""
     settings = _settings(cell, list(cell.settings))
-    return f"# exp_{cell.index}: {cell.scenario}, repeat {cell.repeat}" + (
-        f": {settings}" if settings else ""
-    )
+    parts = (f"# exp_{cell.index}", f"{cell.scenario}, repeat {cell.repeat}", settings)
+    return ": ".join(filter(None, parts))
 
 
 def _cells(cells: Sequence[Cell], names: Sequence[str]) -> RichTable:

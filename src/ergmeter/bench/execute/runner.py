@@ -256,11 +256,8 @@ class Runner:
         }  # fmt: skip
         failed = {"error_messages": [ending.reason]} if ending.reason else {}
         merged = {**arguments, **trainer, **ours, **failed}
-        write_json(
-            self._directory / RESULTS,
-            {k: json_number(v) for k, v in sorted(merged.items())},
-            indent=4,
-        )
+        document = {k: json_number(v) for k, v in sorted(merged.items())}
+        write_json(self._directory / RESULTS, document, indent=4)
 
     def _put_aside(self) -> None:
         """What an attempt before this one left goes into a directory of its own."""

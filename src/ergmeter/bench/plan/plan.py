@@ -67,14 +67,11 @@ def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int)
             f"{BATCH} and {ACCUMULATION} are both given, so that {EFFECTIVE} {effective} has no"
             f" say; remove one of the three (null removes a default)"
         )
-    each = _divided(effective, devices, f"{EFFECTIVE} {effective} on {devices} devices")
+    what = f"{EFFECTIVE} {effective} on {devices} devices"
+    each = _divided(effective, devices, what)
     if batch is None:
         return {BATCH: each} if accumulation is not None else {BATCH: each, ACCUMULATION: 1}
-    return {
-        ACCUMULATION: _divided(
-            each, int(batch), f"{EFFECTIVE} {effective} on {devices} devices in batches of {batch}"
-        )
-    }
+    return {ACCUMULATION: _divided(each, int(batch), f"{what} in batches of {batch}")}
 
 
 def _divided(number: int, by: int, what: str) -> int:
@@ -384,11 +381,7 @@ class Expansion:
             for name, text in scenario.environment.items()
         }
         framework = self.scenario_file.frameworks.get(str(settings.get(FRAMEWORK)))
-        if (
-            scenario.template.workload != "erg"
-            and framework is not None
-            and framework.file is not None
-        ):
+        if scenario.template.workload != "erg" and framework and framework.file:
             variables[scenarios.CONFIG_VARIABLE] = str(framework.file)
         return variables
 
@@ -512,9 +505,8 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
         name for text in texts for name in scenarios.unknown_names(text, {*names, "arguments"})
     ]
     for name in dict.fromkeys(named):
-        yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
-            name, sorted(names)
-        )
+        near = hint(name, sorted(names))
+        yield f"{{{name}}} in the command or environment stands for nothing; {near}"
     put = " ".join(texts)
     if template.workload == "other":
         yield from _framework_without_effect(scenario_file, axes, put)
@@ -543,10 +535,8 @@ def _framework_without_effect(
     if f"{{{FRAMEWORK}}}" in put:
         return
     asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, NONE)]
-    by_name = {name: scenario_file.frameworks.get(name) for name in asked}
-    lost = [
-        name for name, framework in by_name.items() if framework is None or framework.file is None
-    ]
+    with_file = {name for name, framework in scenario_file.frameworks.items() if framework.file}
+    lost = [name for name in dict.fromkeys(asked) if name not in with_file]
     if lost:
         yield (
             f"the command has no {{{FRAMEWORK}}} in it, so that {FRAMEWORK} {', '.join(lost)}"

@@ -320,16 +320,13 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     out: Path = options["out"]
     earlier = {name: options[name] for name in ("resume", "move_aside")}
     is_old = results_directory.is_resumed(out, **earlier)  # before anything starts
-    check_needs(plan, is_error=options["launcher_name"] == "local" and not options["dry_run"])
+    is_local = options["launcher_name"] == "local"
+    check_needs(plan, is_error=is_local and not options["dry_run"])
     if options["dry_run"]:
         planned_cells = results_directory.joined(out, plan)[1] if is_old else plan
         bench_output.show_starts(planned_cells, out, seed=options["seed"], rerun=rerun)
         return 0
-    rest_s = (
-        launching.cool_down_s(options["cool_down_s"])
-        if options["launcher_name"] == "local"
-        else 0.0
-    )
+    rest_s = launching.cool_down_s(options["cool_down_s"]) if is_local else 0.0
     launcher = _launcher(options, rest_s=rest_s)
     own = state.at_work(out) if options["resume"] else set()
     launcher.check([cell for cell in plan.cells if not cell.skip], own=own)
