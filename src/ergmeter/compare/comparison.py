@@ -7,7 +7,7 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, compress
 from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import Entry, Group, SourceEntries, measure
@@ -407,22 +407,15 @@ def _front(comparison: Comparison) -> Front | None:
         return None
     results = [result for own in by_axis for result in own]
     confirmed, tests = _confirmed(results, confidence)
-    beaters: dict[str, set[str]] = {}
+    beaters: dict[str, list[str]] = {}  # in the order of the groups, as the pairs are
     for number, (group, rival) in enumerate(pairs):
         signs = [_sign(axis, own[number]) for axis, own in zip(axes, by_axis, strict=True)]
-        sure = [
-            s for s, is_sure in zip(signs, confirmed[number :: len(pairs)], strict=True) if is_sure
-        ]
+        sure = list(compress(signs, confirmed[number :: len(pairs)]))
         if max(sure, default=0) > 0 and min(signs) >= 0:
-            beaters.setdefault(group.name, set()).add(rival.name)
+            beaters.setdefault(group.name, []).append(rival.name)
         elif min(sure, default=0) < 0 and max(signs) <= 0:
-            beaters.setdefault(rival.name, set()).add(group.name)
-    names = [group.name for group in groups]
-    beaten = {
-        name: tuple(other for other in names if other in beaters[name])
-        for name in names
-        if name in beaters
-    }
+            beaters.setdefault(rival.name, []).append(group.name)
+    beaten = {group.name: tuple(beaters[group.name]) for group in groups if group.name in beaters}
     is_single = any(min(result.repeats) == 1 for result in results)
     remark = "by plain values: some have a single run" if is_single else ""
     if not is_single and tests > 1:

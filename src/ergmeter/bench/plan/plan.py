@@ -495,11 +495,8 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
     for name in dict.fromkeys(used):
         if name not in names:
             yield f"{name!r} is no setting of it; {hint(name, sorted(names))}"
-    variables = [
-        text
-        for variable, text in scenario.environment.items()
-        if not launching.is_secret(variable, text)
-    ]
+    environment = scenario.environment.items()
+    variables = [text for name, text in environment if not launching.is_secret(name, text)]
     texts = [*template.words, *variables]
     named = [
         name for text in texts for name in scenarios.unknown_names(text, {*names, "arguments"})
