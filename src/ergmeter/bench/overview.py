@@ -144,13 +144,10 @@ def view_columns(view: str) -> dict[str, Position]:
 
 
 @cache
-def report_heads() -> dict[str, tuple[str, ...]]:
+def report_heads() -> dict[str, list[str]]:
     """The metrics of a report's table: columns by head. The first that has a value is shown."""
-    heads: dict[str, tuple[str, ...]] = {}
-    for column, at in view_columns("bench report").items():
-        head = at.group or at.label
-        heads[head] = (*heads.get(head, ()), column)
-    return heads
+    columns = view_columns("bench report").items()
+    return grouped((at.group or at.label, column) for column, at in columns)
 
 
 @cache

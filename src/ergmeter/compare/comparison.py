@@ -7,7 +7,7 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, compress
 from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import Entry, Group, SourceEntries, measure
@@ -24,8 +24,8 @@ from ergmeter.compare.pairing import (
     ConfigurationPair,
     Pairing,
     padding_remark,
-    pair_contrast,
     pair_sides,
+    pair_verdict,
     pooled_verdict,
 )
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
@@ -190,24 +190,19 @@ def compare_sides(
     measures = tuple(dict.fromkeys(rule_metric(name) for name in names))
     pairing = pair_sides(new, ref, options)
     pairs = []
-    by_measure: dict[Metric, list[Verdict]] = {measured: [] for measured in measures}
     for groups in pairing.both:
-        verdicts = []
-        for measured in measures:
-            result = pair_contrast(groups, measured, "ratio", options)
-            if result is not None:
-                key, change = result
-                verdicts.append(Verdict(measured, "differs", "", change, key=key))
-                by_measure[measured].append(verdicts[-1])
-        remark = padding_remark(groups)
+        verdicts = (pair_verdict(groups, measured, "ratio", options) for measured in measures)
         pairs.append(
             GroupPair(
-                *(groups.name, groups.new, groups.ref, Fairness(), tuple(verdicts)),
+                *(groups.name, groups.new, groups.ref, Fairness()),
+                verdicts=tuple(verdict for verdict in verdicts if verdict is not None),
                 is_comparable=True,
-                padding=remark,
+                padding=padding_remark(groups),
             )
         )
-    pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure.values()]
+    all_verdicts = [verdict for pair in pairs for verdict in pair.verdicts]
+    by_measure = ([v for v in all_verdicts if v.measure == measured] for measured in measures)
+    pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure]
     sides = tuple(group for pair in pairing.both for group in (pair.new, pair.ref))
     return Comparison(
         *(pairing.by, sides, measures, tuple(pairs), None, (), (), options, pairing),
@@ -412,22 +407,15 @@ def _front(comparison: Comparison) -> Front | None:
         return None
     results = [result for own in by_axis for result in own]
     confirmed, tests = _confirmed(results, confidence)
-    beaters: dict[str, set[str]] = {}
+    beaters: dict[str, list[str]] = {}  # in the order of the groups, as the pairs are
     for number, (group, rival) in enumerate(pairs):
         signs = [_sign(axis, own[number]) for axis, own in zip(axes, by_axis, strict=True)]
-        sure = [
-            s for s, is_sure in zip(signs, confirmed[number :: len(pairs)], strict=True) if is_sure
-        ]
+        sure = list(compress(signs, confirmed[number :: len(pairs)]))
         if max(sure, default=0) > 0 and min(signs) >= 0:
-            beaters.setdefault(group.name, set()).add(rival.name)
+            beaters.setdefault(group.name, []).append(rival.name)
         elif min(sure, default=0) < 0 and max(signs) <= 0:
-            beaters.setdefault(rival.name, set()).add(group.name)
-    names = [group.name for group in groups]
-    beaten = {
-        name: tuple(other for other in names if other in beaters[name])
-        for name in names
-        if name in beaters
-    }
+            beaters.setdefault(rival.name, []).append(group.name)
+    beaten = {group.name: tuple(beaters[group.name]) for group in groups if group.name in beaters}
     is_single = any(min(result.repeats) == 1 for result in results)
     remark = "by plain values: some have a single run" if is_single else ""
     if not is_single and tests > 1:

@@ -165,8 +165,7 @@ def column_of(entry: Entry, column: str) -> str | None:
     if column == SOURCE:
         return entry.argument
     if column == "batch":
-        numbers = [entry.number(name) for name in BATCH]
-        size, accum, world = numbers
+        size, accum, world = (entry.number(name) for name in BATCH)
         return None if size is None else f"{size * (accum or 1) * (world or 1):g}"
     value = entry.facts.get(column)
     if column == "bits" and value is None and "tuning" in entry.facts:

@@ -36,8 +36,8 @@ from ergmeter.compare.pairing import (
     configuration_key,
     counts_differ,
     padding_remark,
-    pair_contrast,
     pair_sides,
+    pair_verdict,
     pooled_verdict,
     why_incomparable,
 )
@@ -446,7 +446,7 @@ def _drafts(
     drafts: list[Verdict] = []
     comparable: list[Verdict] = []
     for pair, fair in pairs:
-        result = pair_contrast(pair, rule.measure, rule.scale, options)
+        result = pair_verdict(pair, rule.measure, rule.scale, options)
         if result is None:
             # What REF has and NEW has not is no pass: it may be the very thing that broke.
             is_gone = pair.ref.has(rule.measure) and not pair.new.has(rule.measure)
@@ -454,8 +454,7 @@ def _drafts(
             words = _why_absent(pair, rule)
             drafts.append(Verdict(rule.measure, state, words, name=pair.name, rule=rule))
             continue
-        key, change = result
-        draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
+        draft = replace(result, name=pair.name, rule=rule)
         why = _not_alike(pair, draft) or why_incomparable(pair, fair, rule.measure)
         if why:
             drafts.append(replace(draft, state="inconclusive", words=why, is_tested=False))
@@ -517,11 +516,9 @@ def _taken_back(verdict: Verdict, alpha: float, tests: int) -> Verdict:
     p = _p_value(verdict)
     assert p is not None
     assert verdict.contrast is not None
-    why = (
-        f"chance brings so much in {significant(p * 100, 2)} % of cases"
-        if p > alpha
-        else f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
-    )
+    why = f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
+    if p > alpha:
+        why = f"chance brings so much in {significant(p * 100, 2)} % of cases"
     words = f"{verdict.words}, beyond the rule, but {why}: {_noise_text(verdict.contrast)}"
     return replace(verdict, state="inconclusive", words=words)
 
@@ -632,11 +629,9 @@ def _noise_text(change: Contrast) -> str:
     """How much runs scatter, and how many there are."""
     if change.noise is None:
         return change.why
-    size = (
-        f"{significant(change.noise * 100, 2)} %"
-        if change.scale == "ratio"
-        else significant(change.noise, 2)
-    )
+    size = significant(change.noise, 2)
+    if change.scale == "ratio":
+        size = f"{significant(change.noise * 100, 2)} %"
     if change.method == PAIRED:
         return f"the change scatters by {size} over {change.repeats[0]} cells"
     return f"runs scatter by {size} ({change.repeats[0]} of NEW, {change.repeats[1]} of REF)"

@@ -59,14 +59,13 @@ def original_readings(row: Mapping[str, float]) -> dict[str, Result]:
         readings["time.window_s"] = Reading(wall_s, "s", "reported", note="all of the run")
     if tokens > 0 and wall_s > 0:
         note = f"tokens over wall time; the row says {row['tok_per_s']:g}"
-        readings["throughput.tokens_per_s"] = Reading(
-            tokens / wall_s, "tokens/s", "derived", note=note
-        )
+        rate: Result = Reading(tokens / wall_s, "tokens/s", "derived", note=note)
     elif tokens > 0:
-        readings["throughput.tokens_per_s"] = Missing("the row has no wall time above 0 s")
+        rate = Missing("the row has no wall time above 0 s")
     else:
         why = "the row counts 0 tokens, as the original did for cpt, seq2seq and loader workers"
-        readings["throughput.tokens_per_s"] = Missing(why)
+        rate = Missing(why)
+    readings["throughput.tokens_per_s"] = rate
     readings["energy.joules_per_token"] = _joules_per_token(row)
     for column, key in (
         ("vram_peak_MB", "memory.device_peak_bytes"),

@@ -20,7 +20,7 @@ from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError, suggestion
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import TRAINING
-from ergmeter.stats.ratio import Contrast, RunNoise, Scale, contrast
+from ergmeter.stats.ratio import RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
@@ -349,10 +349,13 @@ def _differences(pair: ConfigurationPair) -> list[str]:
 _FEWEST_POOLED = 3
 
 
-def pair_contrast(
+def pair_verdict(
     pair: ConfigurationPair, measured: Metric, scale: Scale, options: CompareOptions
-) -> tuple[str, Contrast] | None:
-    """NEW over REF in the first metric that both have; None if none, or without such a scale."""
+) -> Verdict | None:
+    """NEW over REF in the first metric that both have; None if none, or without such a scale.
+
+    Not judged yet.
+    """
     key = pair.common_key(measured)
     if key is None:
         return None
@@ -365,7 +368,7 @@ def pair_contrast(
         noise=options.noise.get(measured.label, options.noise.get("")),
         lenders=_SIDES,
     )
-    return None if change is None else (key, change)
+    return None if change is None else Verdict(measured, "differs", "", change, key=key)
 
 
 def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:

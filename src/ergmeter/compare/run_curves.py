@@ -160,12 +160,9 @@ class ComparedCurves:
             curve: [isinstance(run.curves[curve], RunCurve) for run in self.runs]
             for curve in CURVES
         }
-        chosen = [curve for curve in CURVES if any(had[curve])]
-        if all(had["tokens_per_s"]) and "step_s" in chosen:
-            chosen.remove("step_s")
-        if "device_bytes" in chosen and "host_bytes" in chosen:
-            chosen.remove("host_bytes")
-        return tuple(chosen)
+        hidden = {"step_s"} if all(had["tokens_per_s"]) else set()
+        hidden |= {"host_bytes"} if any(had["device_bytes"]) else set()
+        return tuple(curve for curve in CURVES if any(had[curve]) and curve not in hidden)
 
 
 def compared_curves(groups: Sequence[Group], settings: Settings | None = None) -> ComparedCurves:
@@ -290,17 +287,14 @@ def _power_of(evidence: Evidence, device: Device) -> tuple[Series, bool]:
         return power, False
     counter = evidence.series("energy_j").get(device.id)
     if counter is None or len(counter.t_ns) < 2:
-        why = (
-            why_absent(device, "power_w")
-            or "no power reading, and no two readings of its energy counter"
-        )
-        raise NotMeasurable(f"no power of {device.name} [{device.id}]: {why}")
-    grown = timeline.rate(counter)
-    if not np.isfinite(grown.values).any():
-        raise NotMeasurable(
-            f"no power of {device.name} [{device.id}]: its energy counter never grew"
-        )
-    return grown, True
+        unread = "no power reading, and no two readings of its energy counter"
+        why = why_absent(device, "power_w") or unread
+    else:
+        grown = timeline.rate(counter)
+        if np.isfinite(grown.values).any():
+            return grown, True
+        why = "its energy counter never grew"
+    raise NotMeasurable(f"no power of {device.name} [{device.id}]: {why}")
 
 
 def _sum(parts: list[Series]) -> Series:

@@ -71,7 +71,7 @@ def read_entries(
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
     # Directories last, so that they replace their ledger's row.
-    for entry in sorted(entries, key=_is_directory):
+    for entry in sorted(entries, key=lambda e: bool(e.run and e.source.startswith(str(e.run)))):
         identity = _identity(entry)
         if identity in unique:
             left_out.append(
@@ -96,7 +96,7 @@ class RunSource:
         return read_entries([path], wanted.settings, keys=wanted.keys)
 
 
-def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> tuple[Entry, ...]:
     """Entries with bench cells read from their runs, to be compared with other runs."""
     wanted = replace(wanted, keys=(*wanted.keys, *in_view("fairness")))
     result = []
@@ -105,7 +105,7 @@ def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
             result.append(entry)
         else:
             result += _run(entry.run, argument=entry.argument, wanted=wanted).ended_well
-    return result
+    return tuple(result)
 
 
 def _of_one_window(entries: list[Entry], wanted: Wanted) -> list[Entry]:
@@ -132,10 +132,6 @@ def _ledger(path: Path, *, argument: str, wanted: Wanted) -> SourceEntries:
     source = read_ledger(path, argument=argument)
     rows = tuple(replace(entry, again=partial(_again, entry, wanted)) for entry in source.entries)
     return replace(source, entries=rows)
-
-
-def _is_directory(entry: Entry) -> bool:
-    return entry.run is not None and entry.source.startswith(str(entry.run))
 
 
 def _identity(entry: Entry) -> object:

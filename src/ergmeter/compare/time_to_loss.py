@@ -15,6 +15,7 @@ import numpy as np
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
+from ergmeter.metrics.evidence.samples import or_missing
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
@@ -60,13 +61,10 @@ def to_target(path: Path | None, loss: float, *, training: int | None = None) ->
     except ErgmeterError as error:
         return {TIME: Missing(str(error)), ENERGY: Missing(str(error))}
     note = f"from the first step until the {SMOOTHING} was {loss:g} or less, after {losses} of them"
-    results: dict[str, Result] = {TIME: Reading(window.duration_s, "s", "measured", note=note)}
-    try:
-        energy = run_j(SpanEvidence(run, window))
-        results[ENERGY] = Reading(energy.value, "J", energy.basis, energy.low, energy.high, note)
-    except NotMeasurable as error:
-        results[ENERGY] = Missing(str(error))
-    return results
+    energy: Result = or_missing(lambda: run_j(SpanEvidence(run, window)))
+    if isinstance(energy, Reading):
+        energy = Reading(energy.value, "J", energy.basis, energy.low, energy.high, note)
+    return {TIME: Reading(window.duration_s, "s", "measured", note=note), ENERGY: energy}
 
 
 def _reached(run: Run, loss: float) -> tuple[Window, int]:

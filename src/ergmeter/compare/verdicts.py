@@ -53,9 +53,8 @@ def verdict(
     `family`: over 1, the number of comparisons among which Holm's method did not reject this one.
     """
     if result.low is None or result.high is None:
-        size = (
-            _size(measured, result) if result.value != result.neutral else f"same {measured.phrase}"
-        )
+        is_same = result.value == result.neutral
+        size = f"same {measured.phrase}" if is_same else _size(measured, result)
         return Verdict(measured, "no interval", f"{name} {size}; {result.why}", result)
     if result.is_shown and family == 1:
         words = f"{name} {_size(measured, result)}"

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from httptools import HttpParserError, HttpResponseParser
 
 from ergmeter.errors import FormatError
-from ergmeter.units import NS_PER_S
 
 # One read is not one event: a packet may hold half an event or three, and CR and LF may be in
 # different packets. Both parsers take bytes as they come and use no sockets. httptools has the
@@ -177,11 +175,6 @@ class Answer:
     def last_ns(self) -> int:
         """When the last token came."""
         return self.chunks_ns[-1]
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """From each chunk with text to the next."""
-        return [(later - earlier) / NS_PER_S for earlier, later in pairwise(self.chunks_ns)]
 
     def received(self, data: bytes, t_ns: int) -> bool:
         """Take bytes that came in at this time. Whether the answer is complete or has failed."""

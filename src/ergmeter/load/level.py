@@ -18,6 +18,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ergmeter import registry
@@ -248,8 +249,8 @@ class _RequestLog:
                 micro_steps=len(answer.chunks_ns),
             )
         )
-        for t_ns, gap_s in zip(answer.chunks_ns[1:], answer.gaps_s, strict=True):
-            self.meter.record(Reported(t_ns, "itl", gap_s, "s"))
+        for before_ns, t_ns in pairwise(answer.chunks_ns):
+            self.meter.record(Reported(t_ns, "itl", (t_ns - before_ns) / NS_PER_S, "s"))
 
 
 def _begin(meter: Meter, plan: LevelPlan) -> None:

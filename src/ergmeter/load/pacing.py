@@ -68,8 +68,7 @@ class Closed:
 
     async def send(self, sending: Sending, extent: LevelLength, *, first: int) -> None:
         """Requests by so many workers, each with a connection of its own, numbered from `first`."""
-        last = None if extent.requests is None else first + extent.requests
-        numbers = iter(range(first, last)) if last is not None else itertools.count(first)
+        numbers = itertools.islice(itertools.count(first), extent.requests)
         until_s = time.monotonic() + extent.duration_s if extent.duration_s is not None else None
 
         async def work() -> None:
@@ -131,9 +130,7 @@ class Open:
         """When requests are due, from the start of the level."""
         dice = random.Random(self.seed)
         due_s = 0.0
-        for number in itertools.count():
-            if extent.requests is not None and number >= extent.requests:
-                return
+        for _ in itertools.islice(itertools.count(), extent.requests):
             if extent.duration_s is not None and due_s >= extent.duration_s:
                 return
             yield due_s

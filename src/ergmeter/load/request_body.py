@@ -51,12 +51,9 @@ class Prompt:
             if not isinstance(self.content, str):
                 raise UsageError("messages need --endpoint chat; completions take a prompt")
             return {"prompt": self.content}
-        messages = (
-            [{"role": "user", "content": self.content}]
-            if isinstance(self.content, str)
-            else self.content
-        )
-        return {"messages": messages}
+        if isinstance(self.content, str):
+            return {"messages": [{"role": "user", "content": self.content}]}
+        return {"messages": self.content}
 
 
 @dataclass(frozen=True, slots=True)

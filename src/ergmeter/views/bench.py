@@ -38,6 +38,7 @@ from ergmeter.bench.overview import (
 )
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell
+from ergmeter.compare.entry import FAILED
 from ergmeter.compare.pairing import configuration_name, setting_title
 from ergmeter.metrics.catalog import bench_columns
 from ergmeter.units import duration, scaled, significant
@@ -132,9 +133,8 @@ def _settings(cell: Cell, names: Sequence[str]) -> str:
 def heading(cell: Cell) -> str:
     """Return a cell in one line: number, scenario and settings."""
     settings = _settings(cell, list(cell.settings))
-    return f"# exp_{cell.index}: {cell.scenario}, repeat {cell.repeat}" + (
-        f": {settings}" if settings else ""
-    )
+    parts = (f"# exp_{cell.index}", f"{cell.scenario}, repeat {cell.repeat}", settings)
+    return ": ".join(filter(None, parts))
 
 
 def _cells(cells: Sequence[Cell], names: Sequence[str]) -> RichTable:
@@ -202,7 +202,6 @@ _STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
 _ORDER: tuple[Status, ...] = (
     *("ok", "running", "pending", "oom", "error", "timeout", "diverged", "cancelled", "skipped"),
 )
-_FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
 _MOST_ROWS = 12
 _REST = -1  # key in `printed` for the cool-down line; not a cell number
 
@@ -240,14 +239,12 @@ def counts(
 
 def live(progress: BenchProgress, names: Sequence[str]) -> RenderableType:
     """Render counts, running cells and the latest failures."""
-    cells = {cell.index: cell for cell in progress.plan.cells}
-    failed = [cell.index for cell, _ in progress.failed]
-    rows = [cell.index for cell in progress.running][:_MOST_ROWS] + failed[-_MOST_ROWS:]
-    cell_table = table([(cells[i], progress.states[i]) for i in rows], names)
+    running = [(cell, progress.states[cell.index]) for cell in progress.running]
+    rows = running[:_MOST_ROWS] + progress.failed[-_MOST_ROWS:]
     above = counts(
         progress.counts, broken=progress.broken, eta_s=progress.eta_s, rests_s=progress.rests_s
     )
-    return Group(above, cell_table)
+    return Group(above, table(rows, names))
 
 
 def listed(cell_listing: CellListing) -> RenderableType:
@@ -310,7 +307,7 @@ def news(
         printed[cell.index] = state.status
         took = "" if state.lasted_s is None else f" after {duration(state.lasted_s)}"
         yield f"exp_{cell.index} {state.status}{took} ({label(cell, names)}){_why(state)}"
-        failure = failure_log(directory_of(out, cell)) if state.status in _FAILED else None
+        failure = failure_log(directory_of(out, cell)) if state.status in FAILED else None
         if failure:
             yield f"  see {failure}"
     if progress.rests_s and _REST not in printed:
@@ -577,9 +574,8 @@ def _heat_cell(configuration: Configuration, metric: str, addresses: Mapping[str
         return HeatCell(text, None, state, _shortened(configuration.reason), links)
     number = configuration.runs(metric)
     text = figure_in_words(configuration, metric) + (f" ({number} runs)" if number > 1 else "")
-    remarks: tuple[str, ...] = (
-        () if configuration.status == "ok" else (f"✕ {configuration.status}",)
-    )
+    is_well = configuration.status == "ok"
+    remarks: tuple[str, ...] = () if is_well else (f"✕ {configuration.status}",)
     impossible = configuration.impossible(metric)
     if impossible:
         remarks += _shortened(impossible)

@@ -120,14 +120,10 @@ def gate_method(gate: Gate) -> list[str]:
         f" in at most {alpha} % of cases{tests}"
     )
     if gate.unknown:
-        lines.append(
-            f"{number_of(gate.unknown, 'figure')} of single runs: "
-            + (
-                "judged by the plain threshold, as their noise is not known"
-                if gate.is_plain
-                else "repeat the runs (three or more), give their --noise, or judge --plain"
-            )
-        )
+        how = "repeat the runs (three or more), give their --noise, or judge --plain"
+        if gate.is_plain:
+            how = "judged by the plain threshold, as their noise is not known"
+        lines.append(f"{number_of(gate.unknown, 'figure')} of single runs: {how}")
     elif gate.is_plain:
         lines.append("--plain changed nothing: no figure is of single runs without a known noise")
     return lines

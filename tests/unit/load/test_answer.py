@@ -127,7 +127,7 @@ def test_the_first_token_is_the_first_chunk_with_text_and_the_last_the_last() ->
     assert not answer.failure
     assert answer.first_ns == 2 * 10**9
     assert answer.last_ns == 4 * 10**9
-    assert answer.gaps_s == [1.0, 1.0]
+    assert answer.chunks_ns == [2 * 10**9, 3 * 10**9, 4 * 10**9]
     assert (answer.prompt_tokens, answer.generated_tokens) == (9, 4)  # not the 3 chunks
 
 

@@ -124,11 +124,8 @@ def export_secrets(variables: Mapping[str, str]) -> None:
 
 def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:
     """The cell's own variables, keys with their values, of what is in the environment around."""
-    variables = {}
-    for name, value in cell.environment.items():
-        if value != HIDDEN:
-            variables[name] = value
-            continue
+    variables = dict(cell.environment)
+    for name in [name for name, value in variables.items() if value == HIDDEN]:
         handed_on = around.get(_hidden_variable(cell.scenario, name), around.get(name))
         if handed_on is None:
             raise UsageError(
@@ -279,8 +276,7 @@ def free_port() -> int:
     """A free port: cells that run at once must not share one."""
     with socket.socket() as listener:
         listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:

@@ -17,7 +17,6 @@ import argparse
 import json
 import secrets
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -306,17 +305,13 @@ def _execute(cell: Cell, directory: Path, wire: Wire, node: launching.NodeOfCell
     how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
     with process.begun(how, directory, suffix=node.suffix) as child:
         write_json(directory / f"started.node{node.number}.json", asdict(Process.of(child.pid)))
-        while True:
-            try:
-                exit_code = child.wait(_LOOK_S)
-            except subprocess.TimeoutExpired:
-                wire.heard(0.0)
-                if not wire.is_closed:
-                    continue
+        while (exit_code := process.exit_code(child, _LOOK_S)) is None:
+            wire.heard(0.0)
+            if wire.is_closed:
                 return -1
-            if exit_code:
-                time.sleep(process.SETTLE_S)
-            return exit_code
+        if exit_code:
+            time.sleep(process.SETTLE_S)
+        return exit_code
 
 
 def main(arguments: list[str]) -> int:

@@ -166,23 +166,22 @@ class _Log:
                 raise NotMeasurable(lack(environment.get("PATH")))
             there = _all_gpus()
             gpus = devices(environment, there)
+            self._command = query.command(program, gpus=gpus)
+            with self._log.open("wb") as out:
+                try:
+                    self._process = subprocess.Popen(
+                        self._command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
+                        stderr=subprocess.STDOUT, start_new_session=True,
+                        preexec_fn=ends_with_parent(),
+                    )  # fmt: skip
+                except OSError as error:
+                    raise NotMeasurable(f"{PROGRAM} could not be started: {error}") from error
+            visible = [gpu for gpu in gpus.split(",") if gpu] or there
+            self._await_first(self._process, 1 + len(visible))
+            self._keep()
         except NotMeasurable as error:
             self._say(str(error))
-            return
-        self._command = query.command(program, gpus=gpus)
-        with self._log.open("wb") as out:
-            try:
-                self._process = subprocess.Popen(
-                    self._command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=ends_with_parent(),
-                )  # fmt: skip
-            except OSError as error:
-                self._say(f"{PROGRAM} could not be started: {error}")
-                return
-        visible = [gpu for gpu in gpus.split(",") if gpu] or there
-        self._await_first(1 + len(visible))
-        self._keep()
+            self.end()
 
     def end(self) -> None:
         """End the process; note it as a problem if it had ended before."""
@@ -203,21 +202,18 @@ class _Log:
                 break
         self._process = None
 
-    def _await_first(self, lines: int) -> None:
+    def _await_first(self, process: subprocess.Popen[bytes], lines: int) -> None:
         """Until the header and a line for each device are there, and one at least."""
-        assert self._process is not None
         until_s = time.monotonic() + _FIRST_S
         while time.monotonic() < until_s:
             content = self._log.read_bytes()
             if content.count(b"\n") >= max(2, lines) and b"memory.used" in content:
                 return
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 words = content.decode("utf-8", errors="replace").split("\n")[0].strip()
-                self._say(f"{PROGRAM} ended at once: {words or self._process.returncode}")
-                return
+                raise NotMeasurable(f"{PROGRAM} ended at once: {words or process.returncode}")
             time.sleep(0.02)
-        self._say(f"{PROGRAM} gave no reading within {_FIRST_S:.0f} s")
-        self.end()
+        raise NotMeasurable(f"{PROGRAM} gave no reading within {_FIRST_S:.0f} s")
 
     def _say(self, problem: str) -> None:
         self._problem = problem

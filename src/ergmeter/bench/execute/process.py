@@ -23,7 +23,7 @@ from ergmeter.bench.execute import launching, nvidia_smi_logger
 from ergmeter.bench.execute.state import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 STDOUT, STDERR = "stdout", "stderr"
@@ -88,9 +88,11 @@ def begun(
         err_path.open("wb") as err,
     ):
         others = psutil.Process().children()  # nvidia-smi, which ends by itself
+        is_bound = os.environ.get(ENDS_WITH_RUNNER)
+        bound_to_runner = nvidia_smi_logger.ends_with_parent() if is_bound else None
         child = subprocess.Popen(
             how.words, env=how.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            start_new_session=True, preexec_fn=_bound_to_runner(),
+            start_new_session=True, preexec_fn=bound_to_runner,
         )  # fmt: skip
         try:
             yield child
@@ -102,10 +104,12 @@ def begun(
                 _end_orphans(others)
 
 
-def _bound_to_runner() -> Callable[[], None] | None:
-    """Have the kernel end the cell when its runner is gone, if that was requested."""
-    wanted = os.environ.get(ENDS_WITH_RUNNER)
-    return nvidia_smi_logger.ends_with_parent() if wanted else None
+def exit_code(child: subprocess.Popen[bytes], wait_s: float) -> int | None:
+    """The exit code of a process, if it ends in that time."""
+    try:
+        return child.wait(max(0.0, wait_s))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def end_leftover(left: Process | None) -> None:
@@ -190,11 +194,9 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def kernel_kills() -> int | None:
     """Processes that the kernel killed for lack of memory so far; None if unknown."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    with suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts["oom_kill"])
     return None
 
 

@@ -31,12 +31,13 @@ from ergmeter.bench.execute.node_worker import Rendezvous, call_off
 from ergmeter.bench.execute.outcome import CellOutcome, ParsedOutput
 from ergmeter.bench.execute.process import STDERR, STDOUT, Cancelled
 from ergmeter.bench.execute.state import RESULTS, SMI_LOG, SMI_NOTE, CellState, Process
+from ergmeter.bench.tables import number
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
 from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 # Of a command's output, what is read to judge its end: a rank's message may have much behind it.
 TAIL_BYTES = 4 << 20
@@ -60,14 +61,9 @@ def trainer_figures(*texts: str) -> dict[str, float]:
     for line in (line for text in texts for line in text.splitlines() if "train_runtime" in line):
         items = items_of(line.replace('"', "'"))
         if kind_of(items) == "final":
-            figures = dict(_numbers(items))
+            numbers = ((name, number(text)) for name, text in items.items())
+            figures = {name: value for name, value in numbers if value is not None}
     return figures
-
-
-def _numbers(items: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    for name, text in items.items():
-        with suppress(ValueError):
-            yield name, float(text)
 
 
 def killed_by(run: Run | None, exit_code: int | None) -> int | None:
@@ -195,7 +191,7 @@ class Runner:
         while True:
             self._beat()
             left_s = limit_s - (time.monotonic() - began_s)
-            own = _ended(child, min(left_s, _LOOK_S))
+            own = process.exit_code(child, min(left_s, _LOOK_S))
             codes = [own, *(meeting.codes() if meeting else ())]
             self._failed |= {node: code for node, code in enumerate(codes) if code}
             failed_s = min(failed_s, time.monotonic()) if self._failed else math.inf
@@ -260,11 +256,8 @@ class Runner:
         }  # fmt: skip
         failed = {"error_messages": [ending.reason]} if ending.reason else {}
         merged = {**arguments, **trainer, **ours, **failed}
-        write_json(
-            self._directory / RESULTS,
-            {k: json_number(v) for k, v in sorted(merged.items())},
-            indent=4,
-        )
+        document = {k: json_number(v) for k, v in sorted(merged.items())}
+        write_json(self._directory / RESULTS, document, indent=4)
 
     def _put_aside(self) -> None:
         """What an attempt before this one left goes into a directory of its own."""
@@ -288,14 +281,6 @@ class Runner:
     def _end(self, ending: CellOutcome, exit_code: int | None) -> CellState:
         self._keep(self._state.ended(ending, exit_code=exit_code))
         return self._state
-
-
-def _ended(child: subprocess.Popen[bytes], wait_s: float) -> int | None:
-    """The exit code, if it ends in that time."""
-    try:
-        return child.wait(max(0.0, wait_s))
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def main(arguments: list[str]) -> int:

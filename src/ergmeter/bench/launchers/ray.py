@@ -46,11 +46,8 @@ def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str
 
     Ray's workers do not have the driver's environment, so `keys` are handed to them.
     """
-    environment = {
-        **os.environ,
-        **keys,
-        ENDS_WITH_RUNNER: "1",
-    }  # Ray kills what a worker started with it
+    # Ray kills what a worker started with it.
+    environment = {**os.environ, **keys, ENDS_WITH_RUNNER: "1"}
     with Path(log).open("ab") as output:
         runner = subprocess.Popen(words, cwd=where, env=environment, stdout=output, stderr=output)
     try:

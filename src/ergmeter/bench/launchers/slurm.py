@@ -184,11 +184,9 @@ class SlurmLauncher:
     def _parameters(self, cells: Sequence[Cell]) -> dict[str, object]:
         """What an array of cells of one size asks for, as submitit takes it."""
         timeouts_s = [cell.timeout_s for cell in cells if cell.timeout_s is not None]
-        minutes = (
-            math.ceil(max(timeouts_s) / 60) + _SPARE_MIN
-            if len(timeouts_s) == len(cells)
-            else _DAY_MIN
-        )
+        minutes = _DAY_MIN
+        if len(timeouts_s) == len(cells):
+            minutes = math.ceil(max(timeouts_s) / 60) + _SPARE_MIN
         asked: dict[str, object] = {
             "name": "erg-bench", "timeout_min": minutes, "gpus_per_node": cells[0].num_gpus,
             "nodes": cells[0].nodes, "tasks_per_node": 1,
@@ -224,12 +222,8 @@ def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
         return None
     if len(words) == 1:
         return words[0] if words[0] in queued else None
-    named = {
-        job: job.partition("_")[2] or "0"
-        for job, entry in queued.items()
-        if [entry.name] == words[:1]
-    }
-    return next((job for job, index in named.items() if [index] == words[1:]), None)
+    named = {job: [entry.name, job.partition("_")[2] or "0"] for job, entry in queued.items()}
+    return next((job for job, name_and_number in named.items() if name_and_number == words), None)
 
 
 def _parsed(options: Mapping[str, str]) -> dict[str, object]:

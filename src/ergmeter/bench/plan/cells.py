@@ -98,16 +98,13 @@ class Cell:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
 
-    def filled(self, directory: Path, *, port: int = _PORT, data: Path | None = None) -> Cell:
-        """The same with its directory, and what else is known at its start, put in.
-
-        `data`: where the data stage put its files, if not beside the cells.
-        """
+    def filled(self, directory: Path, *, port: int = _PORT) -> Cell:
+        """The same with its directory, and what else is known at its start, put in."""
         names = {
             OUT: str(directory),
             RUN: str(directory / "run"),
             HF: str(directory / "hf"),
-            DATA: str(data or directory.parent / "data"),
+            DATA: str(directory.parent / "data"),
             PORT: str(port),
             REPEAT: str(self.repeat),
             SEED: str(FIRST_SEED + self.repeat - 1),

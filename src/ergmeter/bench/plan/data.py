@@ -122,9 +122,8 @@ def _chat(written: str, tokenizer: Any) -> Callable[[Example], str]:  # noqa: AN
     """The original gives the template one message: the example itself."""
     jinja = _library("jinja2", "a chat template")
     sandbox = _library("jinja2.sandbox", "a chat template").ImmutableSandboxedEnvironment
-    marks = {
-        name: getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token")
-    }  # without a tokenizer none: `erg train` puts its own
+    # Without a tokenizer none: `erg train` puts its own.
+    marks = {name: getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token")}
     try:
         template = sandbox(trim_blocks=True, lstrip_blocks=True).from_string(written)
     except jinja.TemplateError as error:

@@ -88,7 +88,9 @@ def config(
     for name, value in tuning.items():
         _put(values, f"tuning.{name}", value)
     _settle(values, arguments)
-    values["seed"] = _whole_seed(values.get("seed", FIRST_SEED))
+    seed = values.setdefault("seed", FIRST_SEED)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise CannotMap(f"seed must be a whole number; got {seed!r}")
     _put(values, "train.output_dir", "{hf}")
     _put(values, "metrics.results_csv", "{out}/energy_results.csv")
     if warmup_s is not None:
@@ -110,12 +112,6 @@ def warmup_s(text: str) -> float | None:
 def reseeded(text: str, repeat: int) -> str:
     """The same of a later repeat: the seed goes up with it, the same in every configuration."""
     return _SEED.sub(lambda match: f"seed: {int(match[1]) + repeat - 1}", text, count=1)
-
-
-def _whole_seed(value: Any) -> int:  # noqa: ANN401  of YAML
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CannotMap(f"seed must be a whole number; got {value!r}")
-    return value
 
 
 def _key(name: str) -> str:

@@ -67,14 +67,11 @@ def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int)
             f"{BATCH} and {ACCUMULATION} are both given, so that {EFFECTIVE} {effective} has no"
             f" say; remove one of the three (null removes a default)"
         )
-    each = _divided(effective, devices, f"{EFFECTIVE} {effective} on {devices} devices")
+    what = f"{EFFECTIVE} {effective} on {devices} devices"
+    each = _divided(effective, devices, what)
     if batch is None:
         return {BATCH: each} if accumulation is not None else {BATCH: each, ACCUMULATION: 1}
-    return {
-        ACCUMULATION: _divided(
-            each, int(batch), f"{EFFECTIVE} {effective} on {devices} devices in batches of {batch}"
-        )
-    }
+    return {ACCUMULATION: _divided(each, int(batch), f"{what} in batches of {batch}")}
 
 
 def _divided(number: int, by: int, what: str) -> int:
@@ -342,12 +339,14 @@ class Expansion:
             return None
         if not takes_data(scenario):
             return None
+        # Prompts and responses, unless text in one field is asked for, or tokens.
+        is_text = any((stanza or {}).get(name) for name in ("dataset_text_field", "tokenize"))
         job = data_job(
             stanza or {},
             model=str(settings.get(MODELS, "")),
             response_template=settings.get("response_template"),
             text_field=settings.get("dataset_text_field"),
-            as_pairs=template.workload == "erg" or _is_of_pairs(template, stanza or {}),
+            as_pairs=template.workload == "erg" or (template.workload == "other" and not is_text),
         )
         if self.data_stage:
             self.jobs.setdefault(job.file, job)
@@ -382,23 +381,13 @@ class Expansion:
             for name, text in scenario.environment.items()
         }
         framework = self.scenario_file.frameworks.get(str(settings.get(FRAMEWORK)))
-        if (
-            scenario.template.workload != "erg"
-            and framework is not None
-            and framework.file is not None
-        ):
+        if scenario.template.workload != "erg" and framework and framework.file:
             variables[scenarios.CONFIG_VARIABLE] = str(framework.file)
         return variables
 
 
 # What a template may name of any cell, also where nothing gives it a value.
 _ABSENT = dict.fromkeys((*_OUTSIDE, BATCH, ACCUMULATION, "nodes"))
-
-
-def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
-    """Prompts and responses, unless text in one field is asked for, or tokens."""
-    asked = ("dataset_text_field", "tokenize")
-    return template.workload == "other" and not any(stanza.get(name) for name in asked)
 
 
 def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
@@ -506,19 +495,15 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
     for name in dict.fromkeys(used):
         if name not in names:
             yield f"{name!r} is no setting of it; {hint(name, sorted(names))}"
-    variables = [
-        text
-        for variable, text in scenario.environment.items()
-        if not launching.is_secret(variable, text)
-    ]
+    environment = scenario.environment.items()
+    variables = [text for name, text in environment if not launching.is_secret(name, text)]
     texts = [*template.words, *variables]
     named = [
         name for text in texts for name in scenarios.unknown_names(text, {*names, "arguments"})
     ]
     for name in dict.fromkeys(named):
-        yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
-            name, sorted(names)
-        )
+        near = hint(name, sorted(names))
+        yield f"{{{name}}} in the command or environment stands for nothing; {near}"
     put = " ".join(texts)
     if template.workload == "other":
         yield from _framework_without_effect(scenario_file, axes, put)
@@ -547,10 +532,8 @@ def _framework_without_effect(
     if f"{{{FRAMEWORK}}}" in put:
         return
     asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, NONE)]
-    by_name = {name: scenario_file.frameworks.get(name) for name in asked}
-    lost = [
-        name for name, framework in by_name.items() if framework is None or framework.file is None
-    ]
+    with_file = {name for name, framework in scenario_file.frameworks.items() if framework.file}
+    lost = [name for name in dict.fromkeys(asked) if name not in with_file]
     if lost:
         yield (
             f"the command has no {{{FRAMEWORK}}} in it, so that {FRAMEWORK} {', '.join(lost)}"
@@ -599,8 +582,7 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
     framework = scenario_file.frameworks.get(name)
     if framework is None:
         near = hint(name, scenario_file.frameworks, cutoff=_NEAR)
-        lacks = "" if scenario_file.contents else f"; {_no_contents(scenario_file)}"
-        yield f"framework_config {name!r} is not known; {near}{lacks}"
+        yield f"framework_config {name!r} is not known; {near}{_no_contents(scenario_file)}"
     elif template.workload == "erg" and framework.tuning is None:
         yield (
             f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
@@ -610,15 +592,19 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
     elif template.workload == "sft_trainer" and framework.file is None and name != NONE:
         yield (
             f"framework_config {name!r} has no file for sft_trainer: name one of your own under"
-            f" framework_configs"
-            + ("" if scenario_file.contents else f"; {_no_contents(scenario_file)}")
+            f" framework_configs{_no_contents(scenario_file)}"
         )
 
 
 def _no_contents(scenario_file: Scenarios) -> str:
-    """FMS's shortnames are a file of its own, which may not be where it is looked for."""
+    """FMS's shortnames are a file of its own, which may not be where it is looked for.
+
+    Empty if it is there.
+    """
+    if scenario_file.contents:
+        return ""
     places = " nor ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
     return (
-        f"FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it is"
-        f" neither {places}; put it there, or give --contents"
+        f"; FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it"
+        f" is neither {places}; put it there, or give --contents"
     )

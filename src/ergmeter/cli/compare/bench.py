@@ -80,6 +80,8 @@ plan_options = with_each(
         " sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
     ),
 )
+# Options that the plan takes under the same name.
+_SAME_NAME = ("only", "repeats", "timeout_s", "defaults", "contents")
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
@@ -94,12 +96,8 @@ def planned(options: dict[str, Any]) -> BenchPlan:
     bench_plan = plan(
         options["scenarios"],
         **axes,
-        only=options["only"],
-        repeats=options["repeats"],
+        **{name: options[name] for name in _SAME_NAME},
         command=options["workload"],
-        timeout_s=options["timeout_s"],
-        defaults=options["defaults"],
-        contents=options["contents"],
         data_stage=not options["no_data"],
         log_memory_hf=None if options["memory"] is None else options["memory"] != "nvidia-smi",
         check=wrong,
@@ -128,14 +126,6 @@ def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
         raise PluginError(lacks)
     if lacks:
         click.echo(lacks, err=True)
-
-
-def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
-    """The statuses of --rerun."""
-    asked = bench_output.statuses("--rerun", text, AGAIN)
-    if asked and not is_resumed:
-        raise click.UsageError("--rerun is of cells that have run: give --resume too")
-    return asked
 
 
 _SCHEDULERS = ("slurm", "ray")  # which choose the GPUs, and when a cell starts
@@ -321,23 +311,22 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     if options["resume"] and options["move_aside"]:
         raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
     check_launcher(options)
-    rerun = again(options["rerun"], is_resumed=options["resume"])
+    rerun = bench_output.statuses("--rerun", options["rerun"], AGAIN)
+    if rerun and not options["resume"]:
+        raise click.UsageError("--rerun is of cells that have run: give --resume too")
     query = smi_query(options)  # what is wrong with it is said before anything is made
     plan = planned(options)
     launching.export_secrets(plan.keys)
     out: Path = options["out"]
     earlier = {name: options[name] for name in ("resume", "move_aside")}
     is_old = results_directory.is_resumed(out, **earlier)  # before anything starts
-    check_needs(plan, is_error=options["launcher_name"] == "local" and not options["dry_run"])
+    is_local = options["launcher_name"] == "local"
+    check_needs(plan, is_error=is_local and not options["dry_run"])
     if options["dry_run"]:
         planned_cells = results_directory.joined(out, plan)[1] if is_old else plan
         bench_output.show_starts(planned_cells, out, seed=options["seed"], rerun=rerun)
         return 0
-    rest_s = (
-        launching.cool_down_s(options["cool_down_s"])
-        if options["launcher_name"] == "local"
-        else 0.0
-    )
+    rest_s = launching.cool_down_s(options["cool_down_s"]) if is_local else 0.0
     launcher = _launcher(options, rest_s=rest_s)
     own = state.at_work(out) if options["resume"] else set()
     launcher.check([cell for cell in plan.cells if not cell.skip], own=own)

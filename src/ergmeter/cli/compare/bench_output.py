@@ -213,14 +213,12 @@ def report(
             if forms.form == "csv":
                 columns = batch.select(TABLE_COLUMNS) if memory else batch
                 click.echo(tables.csv_text(columns, header=number == 0), nl=False)
-    if isinstance(summary, Overview) and not is_table:
-        summary.add_rows(rows(results))
     name = results.name or str(results)
-    document = (
-        memory_document(summary, name=name)
-        if isinstance(summary, MemoryTable)
-        else report_document(summary, name=name, page=forms.page)
-    )
+    if isinstance(summary, MemoryTable):
+        document = memory_document(summary, name=name)
+    else:
+        summary.add_rows(() if is_table else rows(results))
+        document = report_document(summary, name=name, page=forms.page)
     if forms.form in ("json", "csv"):
         forms.write_page(document)
     else:

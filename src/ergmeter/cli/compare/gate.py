@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
 
     Cells that are compared with runs are read from their runs.
     """
-    from ergmeter.compare.entry import SourceEntries, Wanted, read_side
+    from ergmeter.compare.entry import Wanted, read_side
     from ergmeter.compare.gate import check_trainings
     from ergmeter.compare.sources import runs_of_cells
 
@@ -144,10 +145,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     kinds = [{entry.kind for entry in side.entries} for side in sides]
     if {"cell"} in kinds and kinds[0] != kinds[1]:
         wanted = Wanted(keys=tuple(keys))
-        sides = [
-            SourceEntries(tuple(runs_of_cells(side.entries, wanted)), side.left_out)
-            for side in sides
-        ]
+        sides = [replace(side, entries=runs_of_cells(side.entries, wanted)) for side in sides]
     return sides[0], sides[1]
 
 

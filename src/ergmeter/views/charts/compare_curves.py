@@ -52,11 +52,9 @@ def _x_axes(lines: Sequence[CurveLine]) -> dict[str, vega.Channel]:
     axes: dict[str, vega.Channel] = {}
     for name in AXES:
         ends = [end for line in lines if (end := line.course.end(name)) is not None]
-        # Each token label has its own format: a common one would write 0 as 0M.
-        is_short = name == "tokens"
-        labels: dict[str, Any] = (
-            {"labelExpr": "format(datum.value, '.4~s')"} if is_short else {"format": ",.6~r"}
-        )
+        labels: dict[str, Any] = {"format": ",.6~r"}
+        if name == "tokens":  # each label has its own format: a common one would write 0 as 0M
+            labels = {"labelExpr": "format(datum.value, '.4~s')"}
         if ends:
             domain = (0, round(max(ends), 6) or 1.0)
             axes[name] = vega.axis(

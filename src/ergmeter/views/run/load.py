@@ -90,9 +90,7 @@ def _below(levels: list[LevelRow]) -> list[str]:
 
 def remarks(levels: list[LevelRow]) -> list[str]:
     """Return notes on reading the table."""
-    lines = []
-    for level in levels:
-        lines += [f"{level.plan.pace.label}: {remark}" for remark in _remarks(level)]
+    lines = [f"{level.plan.pace.label}: {remark}" for level in levels for remark in _remarks(level)]
     first = levels[0].plan
     if not first.asking.counts_tokens:
         lines.append("the server sends no usage: a chunk with text stands for a token (assumed)")
