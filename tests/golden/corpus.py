@@ -453,6 +453,7 @@ def _benches() -> Iterator[Case]:
         widths=WIDTHS,
     )
     yield from erg("bench-list-json", f"bench list {ref} --json", needs=(ref,))
+    yield from erg("bench-list-md", f"bench list {ref} --md", needs=(ref,))
     for label, words in {
         "dirs": f"{new} {ref}",
         "tables": "tables/new.parquet tables/ref.parquet",
@@ -553,7 +554,10 @@ def _plans() -> Iterator[Case]:
         needs = ("fms", "bench-ref") if "bench-ref" in words else ("fms",)
         yield from erg(f"bench-plan-{label}", f"bench plan {words}", needs=needs, widths=WIDTHS)
         yield from erg(f"bench-plan-{label}-all", f"bench plan {words} --all", needs=needs)
-        yield from erg(f"bench-plan-{label}-json", f"bench plan {words} --json", needs=needs)
+        for form in ("json", "md"):
+            yield from erg(
+                f"bench-plan-{label}-{form}", f"bench plan {words} --{form}", needs=needs
+            )
     yield from erg(
         "bench-run-dry",
         ("bench run fms/own/template.yaml --out results --dry-run --seed 3; bench list results"),

@@ -13,12 +13,8 @@ import os
 import shlex
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-from rich.console import Group
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.execute.state import CellState, directory_of
@@ -57,14 +53,13 @@ from ergmeter.views.document import (
     State,
     Table,
     TableColumn,
+    columns_of,
 )
 from ergmeter.workloads.sft.config_file import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from rich.console import RenderableType
 
     from ergmeter.bench.execute.driver import BenchProgress, DurationEstimate
     from ergmeter.bench.overview import CellListing, MemoryTable
@@ -76,46 +71,44 @@ _MOST_CELLS = 20
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
-def plan_view(
-    plan: BenchPlan, estimate: DurationEstimate, *, every: bool = False
-) -> RenderableType:
-    """Render the plan. `every`: all cells with all settings and the full command."""
-    parts: list[RenderableType] = [_by_scenario(plan), Text()]
+def plan_document(plan: BenchPlan, estimate: DurationEstimate, *, every: bool = False) -> Document:
+    """Return the plan. `every`: all cells with all settings and the full command."""
     cells = plan.cells if every else plan.cells[:_MOST_CELLS]
     names = varying(plan.cells)
-    parts.append(_cells(cells, names))
+    parts: list[Part] = [_by_scenario(plan), _cells(cells, names)]
     if len(plan.cells) > len(cells):
-        parts.append(Text(f"... and {len(plan.cells) - len(cells)} more", "dim"))
+        parts.append(Paragraph(f"... and {len(plan.cells) - len(cells)} more", style="dim"))
     alike = _settings(plan.cells[0], [n for n in plan.cells[0].settings if n not in names])
     if alike:
-        parts += [Text(), Text(f"in {'all' if plan.cells[1:] else 'it'}: {alike}")]
+        parts.append(Paragraph(f"in {'all' if plan.cells[1:] else 'it'}: {alike}"))
     started = [cell for cell in cells if not cell.skip]
-    if every:
-        for cell in cells:
-            parts += [Text(), Text(heading(cell), "dim"), Text(command_line(cell))]
-    elif started:
-        parts += [Text(), Text(f"the command of {started[0].index}:", "dim")]
-        parts.append(Text(command_line(started[0])))
+    for cell in cells if every else started[:1]:
+        head = heading(cell) if every else f"the command of cell {cell.index}"
+        parts.append(Section(f"cell-{cell.index}", head, (_command(cell),)))
     slow = plan.settings.get("slow") or []
-    if slow:
-        parts += [Text(), Text(f"left out, being slow: {', '.join(slow)} (name it to run it)")]
-    return Group(*parts, Text(), Text(in_words(estimate)))
+    last = [f"left out, being slow: {', '.join(slow)} (name it to run it)"] if slow else []
+    notes = Section("notes", "notes", (Items((*last, in_words(estimate))),))
+    data = {**plan.to_json(), "estimate": asdict(estimate)}
+    return Document("Plan of a bench", (*parts, notes), data)
 
 
-def _by_scenario(plan: BenchPlan) -> RichTable:
-    table = RichTable(box=None, pad_edge=False)
-    table.add_column("scenario")
-    for title in ("configurations", "cells", "skipped", "warm-up"):
-        table.add_column(title, justify="right")
+def _command(cell: Cell) -> Paragraph:
+    return Paragraph(command_line(cell), is_to_copy=True)
+
+
+def _by_scenario(plan: BenchPlan) -> Table:
     cells = Counter(cell.scenario for cell in plan.cells)
     skipped = Counter(cell.scenario for cell in plan.cells if cell.skip)
     first = Counter(cell.scenario for cell in plan.cells if cell.repeat == 1)
+    rows = []
     for name, number in cells.items():
         warm = _warmup(next(cell for cell in plan.cells if cell.scenario == name))
-        table.add_row(name, str(first[name]), str(number), str(skipped[name] or ""), warm)
+        rows.append((name, str(first[name]), str(number), str(skipped[name] or ""), warm))
     if len(cells) > 1:
-        table.add_row("all", str(first.total()), str(cells.total()), str(skipped.total() or ""))
-    return table
+        totals = (str(first.total()), str(cells.total()), str(skipped.total() or ""))
+        rows.append(("all", *totals, ""))
+    columns = columns_of("scenario", "configurations", "cells", "skipped", "warm-up")
+    return Table(columns, tuple(rows))
 
 
 def _warmup(cell: Cell) -> str:
@@ -137,18 +130,15 @@ def heading(cell: Cell) -> str:
     return ": ".join(filter(None, parts))
 
 
-def _cells(cells: Sequence[Cell], names: Sequence[str]) -> RichTable:
-    table = RichTable(box=None, pad_edge=False)
-    for title in ("cell", "scenario", "settings"):
-        table.add_column(title)
+def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
+    rows = []
     for cell in cells:
-        line = Text(_settings(cell, names))
-        if cell.repeat > 1:
-            line.append(f"{', ' if line.plain else ''}repeat {cell.repeat}")
-        if cell.skip:
-            line.append(f"  skipped: {cell.skip}", "yellow")
-        table.add_row(str(cell.index), cell.scenario, line)
-    return table
+        repeat = f"repeat {cell.repeat}" if cell.repeat > 1 else ""
+        settings = ", ".join(filter(None, (_settings(cell, names), repeat)))
+        skipped = f"skipped: {cell.skip}" if cell.skip else ""
+        text = "; ".join(filter(None, (settings, skipped)))
+        rows.append((str(cell.index), cell.scenario, text))
+    return Table((TableColumn("cell", "number"), "scenario", "settings"), tuple(rows))
 
 
 def command_line(cell: Cell) -> str:
@@ -190,15 +180,9 @@ def _estimated_time(seconds: float) -> str:
     return f"{seconds / _HOUR_S:.1f} h"
 
 
-def document(plan: BenchPlan, estimate: DurationEstimate) -> dict[str, Any]:
-    """Return the plan and the time estimate as JSON."""
-    return {**plan.to_json(), "estimate": asdict(estimate)}
-
-
 # Progress.
 
 
-_STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
 _ORDER: tuple[Status, ...] = (
     *("ok", "running", "pending", "oom", "error", "timeout", "diverged", "cancelled", "skipped"),
 )
@@ -218,75 +202,70 @@ def counts(
     broken: int = 0,
     eta_s: float | None = None,
     rests_s: float = 0,
-) -> Text:
+) -> str:
     """Return a line such as "12 of 48 cells ended: 10 ok, 1 oom, 1 error; about 14 min left"."""
     number = sum(by_status.values())
     left = number - sum(by_status.get(name, 0) for name in FINAL)
-    text = Text(f"{number - left} of {number} cells ended")
-    present = [name for name in _ORDER if by_status.get(name)]
-    for index, name in enumerate(present):
-        text.append(": " if index == 0 else ", ")
-        text.append(f"{by_status[name]} {name}", _STYLES.get(name, "red"))
-        if name == "ok" and broken:
-            them = "it claims" if broken == 1 else "they claim"
-            text.append(f", {broken} of them not what {them} (see report)", "red")
+    numbers = [f"{by_status[name]} {name}" for name in _ORDER if by_status.get(name)]
+    if broken and by_status.get("ok"):
+        them = "it claims" if broken == 1 else "they claim"
+        numbers[0] += f", {broken} of them not what {them} (see report)"
+    text = f"{number - left} of {number} cells ended" + (": " if numbers else "")
+    text += ", ".join(numbers)
     if left and rests_s:
-        text.append(f"; cooling down, {duration(rests_s)}")
-    if left and eta_s is not None:
-        text.append(f"; about {duration(eta_s)} left")
-    return text
+        text += f"; cooling down, {duration(rests_s)}"
+    return text + (f"; about {duration(eta_s)} left" if left and eta_s is not None else "")
 
 
-def live(progress: BenchProgress, names: Sequence[str]) -> RenderableType:
-    """Render counts, running cells and the latest failures."""
+def progress_parts(progress: BenchProgress, names: Sequence[str]) -> tuple[str, Table]:
+    """Return counts, and a table of running cells and the latest failures."""
     running = [(cell, progress.states[cell.index]) for cell in progress.running]
     rows = running[:_MOST_ROWS] + progress.failed[-_MOST_ROWS:]
     above = counts(
         progress.counts, broken=progress.broken, eta_s=progress.eta_s, rests_s=progress.rests_s
     )
-    return Group(above, table(rows, names))
+    return above, cell_table(rows, names)
 
 
-def listed(cell_listing: CellListing) -> RenderableType:
-    """Render the first cells, the number of others, and counts."""
-    parts: list[RenderableType] = [table(cell_listing.rows, cell_listing.names)]
-    if cell_listing.more:
-        number, more = cell_listing.more.total(), cell_listing.more
-        statuses = ", ".join(f"{more[name]} {name}" for name in _ORDER if more[name])
-        parts.append(Text(f"and {number} more ({statuses}): --all shows them", "dim"))
-    return Group(
-        *parts, counts(cell_listing.counts, broken=cell_listing.broken, eta_s=cell_listing.eta_s)
+def list_document(listing: CellListing, *, name: str) -> Document:
+    """Return the first cells, the number of others, and counts."""
+    more = listing.more
+    statuses = ", ".join(f"{more[status]} {status}" for status in _ORDER if more[status])
+    others = f"and {more.total()} more ({statuses}): --all shows them"
+    return Document(
+        f"Cells of {name}",
+        (
+            cell_table(listing.rows, listing.names),
+            *([Paragraph(others, style="dim")] if more else []),
+            Paragraph(counts(listing.counts, broken=listing.broken, eta_s=listing.eta_s)),
+        ),
     )
 
 
-def table(
+def cell_table(
     rows: Sequence[tuple[Cell, CellState]], names: Sequence[str], *, out: Path | None = None
-) -> RichTable:
+) -> Table:
     """Return a table with a row a cell: number, status, time and reason.
 
     `out`: the results directory, to name the file with the evidence of a failure.
     """
-    made = RichTable(box=None, pad_edge=False, header_style="dim")
-    made.add_column("cell", justify="right")
-    made.add_column("status", no_wrap=True)
-    made.add_column("lasted", justify="right", no_wrap=True)
-    made.add_column("what", overflow="fold")
+    lines = []
     for cell, state in rows:
-        what = Text(label(cell, names))
-        if state.reason:
-            what.append(f"  {state.reason}", "dim")
-        if state.broken:
-            what.append(f"  not what it claims: {state.broken}", "red")
-        failure = failure_log(directory_of(out, cell)) if out else None
-        if failure and not state.broken:
-            what.append(f"  see {failure}", "dim")
-        made.add_row(
-            str(cell.index),
-            Text(state.status, _STYLES.get(state.status, "red")),
-            _time(state),
-            what,
+        failure = failure_log(directory_of(out, cell)) if out and not state.broken else None
+        texts = (
+            label(cell, names),
+            state.reason,
+            f"not what it claims: {state.broken}" if state.broken else "",
+            f"see {failure}" if failure else "",
         )
-    return made
+        lines.append((str(cell.index), state.status, _time(state), "; ".join(filter(None, texts))))
+    columns = (
+        TableColumn("cell", "number"),
+        TableColumn("status", "status"),
+        TableColumn("lasted", "number"),
+        "what",
+    )
+    return Table(columns, tuple(lines))
 
 
 def _time(state: CellState) -> str:

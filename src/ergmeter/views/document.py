@@ -22,10 +22,10 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 - `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out a first one
   that only repeats the title and `about`, which a terminal does not print.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
-  `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
-  `bar` is drawn on a terminal and left out elsewhere, and `links` is on pages only. Two columns of
-  text without a head are a list of fields. On a terminal, a table with `row_titles` that is too
-  wide continues below, with that many first columns repeated.
+  `basis` and a bench cell's `status` are coloured by their word, `below` is printed under its row
+  on a terminal (a column elsewhere), `bar` is drawn on a terminal and left out elsewhere, and
+  `links` is on pages only. Two columns of text without a head are a list of fields. On a terminal,
+  a table with `row_titles` that is too wide continues below, with that many first columns repeated.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
   elsewhere. `ChartGrid`, `AxisChoice`, `TimeZoom`, `MetricCards` and `HeatMap` are for pages alone;
   a table beside them has their numbers.
@@ -53,7 +53,7 @@ VerdictWeight: TypeAlias = Literal[
     "better", "worse", "differs", "not shown", "no interval", "no verdict"
 ]
 Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"] | VerdictWeight
-ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar", "links"]
+ColumnKind: TypeAlias = Literal["text", "number", "basis", "status", "below", "bar", "links"]
 Style: TypeAlias = Literal["", "dim", "strong"]
 Medium: TypeAlias = Literal["terminal", "markdown", "html"]
 

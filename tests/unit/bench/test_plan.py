@@ -17,7 +17,8 @@ from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench import document, plan_view
+from ergmeter.views.bench import plan_document
+from ergmeter.views.render.terminal import show
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios" / "scenarios.yaml"
 TEXT = "### Instruction:\n{0}\n\n### Response:"
@@ -156,7 +157,8 @@ def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
 
 def printed(made: BenchPlan, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(plan_view(made, estimate_duration(made), **options))
+    document = plan_document(made, estimate_duration(made), **options)
+    show(document, Console(file=out, width=100))
     return out.getvalue()
 
 
@@ -168,7 +170,7 @@ def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
     assert "run 1" in text
     assert "time: not known" in text
     assert "run 2" in printed(made, every=True)
-    told = document(made, estimate_duration(made, seconds_a_cell=3))
+    told = plan_document(made, estimate_duration(made, seconds_a_cell=3)).data
     assert told["estimate"]["total_s"] == 3.0
     assert json.loads(json.dumps(told))["cells"][1]["skip"] == "too much"
 
@@ -195,7 +197,7 @@ def test_a_plan_shows_the_warm_up_of_erg_train(
     arguments = {"model_name_or_path": "builtin:tiny", "learning_rate": 0.001}
     axes = {"num_gpus": [1], "effective_batch_size": [4]}
     path = file(tmp_path, command="erg train", axes=axes, arguments=arguments, **keys)
-    assert printed(plan(path)).splitlines()[1].rstrip().endswith(shown_as)
+    assert printed(plan(path)).splitlines()[2].rstrip().endswith(shown_as)
 
 
 def test_five_thousand_cells_are_planned_in_the_time_of_a_few(tmp_path: Path) -> None:

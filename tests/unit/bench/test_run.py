@@ -155,7 +155,7 @@ def test_a_cool_down_is_told_once(tmp_path: Path) -> None:
 
     progress.rests_s = 14.2
     assert [news(), news()] == [["cooling down for 14.2 s"], []]
-    shown = run.counts(progress.counts, rests_s=progress.rests_s).plain
+    shown = run.counts(progress.counts, rests_s=progress.rests_s)
     assert shown == "1 of 2 cells ended: 1 ok, 1 pending; cooling down, 14.2 s"
     progress.rests_s = 0.0
     assert news() == []
@@ -201,8 +201,8 @@ def test_a_cell_that_runs_says_for_how_long() -> None:
     assert running.lasted_s is None
     began = {**running.attempts[0], "started": "2026-01-01T00:00:00+00:00"}
     long_ago = state.CellState(status="running", attempts=(began,))
-    (shown,) = run.table([(cell(0), long_ago)], []).columns[2].cells
-    assert str(shown).endswith(" so far")
+    ((_, _, shown, _),) = run.cell_table([(cell(0), long_ago)], []).rows
+    assert shown.endswith(" so far")
     assert (
         state.CellState(status="pending", attempts=({**began, "ended": began["started"]},)).lasted_s
         is None

@@ -101,13 +101,13 @@ def test_a_list_shows_the_first_and_counts_the_rest(erg: Erg, benches: dict[int,
     code, printed, _ = erg("bench", "list", benches[FEW])
     assert code == 0
     lines = printed.splitlines()
-    assert len(lines) == 1 + 200 + 2
+    assert len(lines) == 2 + 200 + 1 + 2  # head and line, cells, a blank line, what follows
     assert lines[-2] == "and 800 more (792 ok, 8 error): --all shows them"
     assert lines[-1] == "1000 of 1000 cells ended: 990 ok, 10 error"
-    assert len(erg("bench", "list", benches[FEW], "--all")[1].splitlines()) == 1 + 1000 + 1
+    assert len(erg("bench", "list", benches[FEW], "--all")[1].splitlines()) == 2 + 1000 + 2
     failed = erg("bench", "list", benches[FEW], "--status", "error")[1].splitlines()
-    assert len(failed) == 1 + 10 + 1
-    assert failed[1].split()[:2] == ["99", "error"]
+    assert len(failed) == 2 + 10 + 2
+    assert failed[2].split()[:2] == ["99", "error"]
     told = json.loads(erg("bench", "list", benches[FEW], "--json", "--status", "error")[1])
     assert [one["cell"] for one in told] == list(range(99, 1000, 100))
     assert json.loads(erg("bench", "list", benches[FEW], "--json", "--status", "oom")[1]) == []

@@ -11,13 +11,14 @@ from ergmeter.cli.compare import bench_output
 from ergmeter.cli.options import (
     COUNT,
     PATH,
+    Forms,
     flag,
     given_parameters,
     path_option,
-    print_json,
     repeated,
     with_default,
     with_each,
+    with_forms,
 )
 
 if TYPE_CHECKING:
@@ -226,28 +227,23 @@ def command() -> None:
     metavar="S",
     help="Seconds that a cell takes, where none of its kind has run.",
 )
-@flag("--json", "as_json", help="The plan as JSON.")
+@with_forms
 def plan_command(
     every: bool,
     results: Path | None,
     cell_s: float | None,
-    as_json: bool,
+    forms: Forms,
     **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
     """Show the cells of SCENARIOS, their commands and a time estimate. Nothing is started."""
-    from rich.console import Console
-
     from ergmeter.bench.execute.driver import estimate_duration, known_durations
-    from ergmeter.views import bench as bench_plan
+    from ergmeter.views.bench import plan_document
 
     plan = planned(options)
     check_needs(plan, is_error=False)
     earlier = known_durations(results) if results is not None else None
     estimate = estimate_duration(plan, earlier, seconds_a_cell=cell_s)
-    if as_json:
-        print_json(bench_plan.document(plan, estimate))
-        return
-    Console().print(bench_plan.plan_view(plan, estimate, every=every))
+    forms.show(plan_document(plan, estimate, every=every))
 
 
 @command.command("run")

@@ -22,6 +22,7 @@ from ergmeter.cli.options import (
     path_option,
     repeated,
     with_format,
+    with_forms,
     with_page,
 )
 
@@ -66,11 +67,13 @@ def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]
 @contextmanager
 def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[BenchProgress], None]]:
     """A live table on a terminal; lines elsewhere."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
     from ergmeter.bench.overview import varying
     from ergmeter.views import bench as run
+    from ergmeter.views.render.terminal import grid
 
     names = varying(progress.plan.cells)
     console = Console(stderr=True)
@@ -89,7 +92,8 @@ def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[Benc
         def draw(now: BenchProgress) -> None:
             nonlocal drawn_s
             if time.monotonic() - drawn_s > _REDRAW_S:
-                live.update(run.live(now, names), refresh=True)
+                above, table = run.progress_parts(now, names)
+                live.update(Group(Text(above), grid(table, console.width)), refresh=True)
                 drawn_s = time.monotonic()
 
         yield draw
@@ -97,23 +101,21 @@ def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[Benc
 
 def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
     """Say what failed and what became of all; the exit code."""
-    from rich.console import Console
-
     from ergmeter.bench.overview import varying
     from ergmeter.views import bench as run
+    from ergmeter.views.document import Document
 
-    console = Console()
     failed = progress.failed
+    counts = run.counts(progress.counts, broken=progress.broken)
     if failed:
-        console.print(run.table(failed[:_MOST], varying(progress.plan.cells), out=out))
+        table = run.cell_table(failed[:_MOST], varying(progress.plan.cells), out=out)
+        Forms("text").show(Document("Failed cells", (table,)))
     if len(failed) > _MOST:
         click.echo(f"and {len(failed) - _MOST} more: erg bench list {out} --all")
     if not is_done:
-        console.print(run.counts(progress.counts, broken=progress.broken))
-        click.echo(f"go on with: {_resume_command(out)}")
+        click.echo(f"{counts}\ngo on with: {_resume_command(out)}")
         return _INTERRUPTED
-    click.echo(f"see more: erg bench report {out}")
-    console.print(run.counts(progress.counts, broken=progress.broken))
+    click.echo(f"see more: erg bench report {out}\n{counts}")
     return 1 if failed else 0
 
 
@@ -258,29 +260,36 @@ def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
 @click.argument("directory", type=PATH)
 @flag("--all", "every", help=f"Every cell, and not just the first {_MOST}.")
 @click.option("--status", "chosen", metavar="STATUS[,...]", help="Just cells with these statuses.")
-@flag("--json", "as_json", help="As JSON, all of them.")
-def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> None:
-    """List the cells in DIRECTORY with their statuses."""
-    from rich.console import Console
+@with_forms
+def listed(directory: Path, every: bool, chosen: str | None, forms: Forms) -> None:
+    """List the cells in DIRECTORY with their statuses.
 
+    --json has all of them, as a list.
+    """
     from ergmeter.bench.execute import state
     from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.overview import cell_document, cell_listing
     from ergmeter.bench.plan.cells import check_plan
-    from ergmeter.views import bench as run
+    from ergmeter.views.bench import list_document
 
     wanted = statuses("--status", chosen, get_args(Status))
     check_plan(directory / state.PLAN)
-    rows = state.states(directory)
-    if as_json:
+    is_json = forms.form == "json"
+    if is_json:
         _echo_list(
             cell_document(cell, cell_state, state.directory_of(directory, cell))
-            for cell, cell_state in rows
+            for cell, cell_state in state.states(directory)
             if not wanted or cell_state.status in wanted
         )
+    if is_json and forms.page is None:
         return
-    listing = cell_listing(rows, most=None if every else _MOST, statuses=wanted)
-    Console().print(run.listed(listing))
+    most = None if every else _MOST
+    listing = cell_listing(state.states(directory), most=most, statuses=wanted)
+    document = list_document(listing, name=directory.name or str(directory))
+    if is_json:
+        forms.write_page(document)
+    else:
+        forms.show(document)
 
 
 @click.command("compare")

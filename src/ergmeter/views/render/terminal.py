@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ergmeter.views.document import Document, Part, Weight
 
 BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
+_STATUS_STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
 _STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
 _STYLES = {"dim": "dim", "strong": "bold", "": ""}
 _COLOURS = {"better": "green", "worse": "red", "differs": "yellow", "no interval": "yellow"}
@@ -160,7 +161,7 @@ def _frame(frame: Frame, columns: int) -> Panel:
 
 def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:
     if isinstance(part, Table):
-        return _grid(part, width)
+        return grid(part, width)
     if isinstance(part, Paragraph):
         return _paragraph(part)
     if part.weight == "absent":
@@ -199,7 +200,7 @@ def _print_table(table: Table, console: Console) -> None:
         for number, piece in enumerate(_pieces(table, console.width)):
             if number:
                 console.print()
-            console.print(_grid(piece, console.width))
+            console.print(grid(piece, console.width))
 
 
 def _pieces(table: Table, width: int) -> Iterator[Table]:
@@ -218,11 +219,11 @@ def _pieces(table: Table, width: int) -> Iterator[Table]:
     yield table.only(titles + piece) if titles else table
 
 
-def _grid(table: Table, width: int) -> rich_table.Table:
+def grid(table: Table, width: int) -> rich_table.Table:
     """Return a table in columns that fits into a width."""
     has_head = table.has_head and any(table.head)
     has_box = has_head and table.has_rule
-    grid = rich_table.Table(
+    rows = rich_table.Table(
         box=box.SIMPLE_HEAD if has_box else None,
         show_header=has_head,
         show_edge=False,
@@ -233,7 +234,7 @@ def _grid(table: Table, width: int) -> rich_table.Table:
     for column in table.layout:
         is_text = column.kind == "text"
         above = "\n" * (head_lines - column.title.count("\n"))
-        grid.add_column(
+        rows.add_column(
             _text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.no_wrap or not is_text,
@@ -243,10 +244,10 @@ def _grid(table: Table, width: int) -> rich_table.Table:
         )
     for number, row in enumerate(table.rows):
         if table.is_grouped and number and row[0]:
-            grid.add_row()
+            rows.add_row()
         cells = [_cell(column, cell) for column, cell in zip(table.layout, row, strict=True)]
-        grid.add_row(*cells, style="bold" if number in table.strong_rows else "")
-    return grid
+        rows.add_row(*cells, style="bold" if number in table.strong_rows else "")
+    return rows
 
 
 def _gap(table: Table, width: int, *, has_box: bool) -> int:
@@ -287,6 +288,8 @@ def _cell(column: TableColumn, cell: str) -> Text:
         return Text(bar(cell.low, cell.high))
     if column.kind == "basis":
         return _text(cell, BASIS_STYLES.get(cell, ""))
+    if column.kind == "status":
+        return _text(cell, _STATUS_STYLES.get(cell, "red"))
     return _text(cell, _STYLES[column.style])
 
 
