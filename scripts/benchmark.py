@@ -161,7 +161,7 @@ def run(given: argparse.Namespace, made: BenchPlan) -> int:
         datastage.prepare(made, data, say=say)
     is_done = driver.drive(out, progress, cells, launcher, teller(progress, out))
     fms.collected(results.batches(out), out)
-    say(bench_run.counts(progress.counts, broken=progress.broken).plain)
+    say(bench_run.counts(progress.counts, broken=progress.broken))
     return int(bool(progress.failed)) if is_done else INTERRUPTED
 
 

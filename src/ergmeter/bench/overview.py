@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -144,7 +144,7 @@ def view_columns(view: str) -> dict[str, Position]:
 
 
 @cache
-def report_heads() -> dict[str, list[str]]:
+def report_heads() -> Mapping[str, Sequence[str]]:
     """The metrics of a report's table: columns by head. The first that has a value is shown."""
     columns = view_columns("bench report").items()
     return grouped((at.group or at.label, column) for column, at in columns)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
@@ -587,7 +588,10 @@ _RATES = {
 _TRACKED = ("_mem_cpu", "_mem_gpu")  # in the names of the Trainer's memory metrics
 _SMI_SOURCES = (SMI, "reference")
 _CONDITIONS = (
-    *("scenario", "device", "rates are", "the Trainer's memory tracker was"),
+    "scenario",
+    "device",
+    "rates are",
+    "the Trainer's memory tracker was",
     "nvidia-smi beside each cell was",
 )
 _FACTS_OF_WORK = {
@@ -694,6 +698,6 @@ def _conditions(row: Mapping[str, Any]) -> Mapping[str, str | None]:
 
 
 @lru_cache(maxsize=256)
-def _shared_conditions(*conditions: str | None) -> dict[str, str | None]:
+def _shared_conditions(*conditions: str | None) -> Mapping[str, str | None]:
     """The conditions by name, one object for all cells that were measured alike."""
-    return dict(zip(_CONDITIONS, conditions, strict=True))
+    return MappingProxyType(dict(zip(_CONDITIONS, conditions, strict=True)))

@@ -139,9 +139,16 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
         has_adapter_dropout=options["lora_dropout"],
         has_cache=options["kv_cache"],
     )
-    names = ("dtype", "optimizer", "quantize", "micro_batches", "output")
-    stated = {name: options[name] for name in names}
-    return Setup(**stated, kernels=kernels, parallel=parallel, workspace_bytes=engine.CUBLAS_BYTES)
+    return Setup(
+        dtype=options["dtype"],
+        optimizer=options["optimizer"],
+        quantize=options["quantize"],
+        micro_batches=options["micro_batches"],
+        output=options["output"],
+        kernels=kernels,
+        parallel=parallel,
+        workspace_bytes=engine.CUBLAS_BYTES,
+    )
 
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:

@@ -71,7 +71,7 @@ def read_entries(
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
     # Directories last, so that they replace their ledger's row.
-    for entry in sorted(entries, key=lambda e: bool(e.run and e.source.startswith(str(e.run)))):
+    for entry in sorted(entries, key=_is_directory):
         identity = _identity(entry)
         if identity in unique:
             left_out.append(
@@ -82,6 +82,11 @@ def read_entries(
     ordered = sorted(unique.values(), key=lambda e: order[id(e)])
     failed = (entry for entry in joined.entries if entry.status != "ok")
     return SourceEntries((*_of_one_window(ordered, wanted), *failed), tuple(left_out))
+
+
+def _is_directory(entry: Entry) -> bool:
+    """True if the entry was read from a run's directory, not from a ledger's row."""
+    return bool(entry.run and entry.source.startswith(str(entry.run)))
 
 
 class RunSource:

@@ -252,7 +252,8 @@ def rounds(direction: str, gap: int, step: int) -> int:
     (4, 3, 3)
     """
     if direction in ("GT", "GE"):
-        direction, gap, step = direction.replace("G", "L"), -gap, -step
+        mirrored = {"GT": "LT", "GE": "LE"}
+        direction, gap, step = mirrored[direction], -gap, -step
     if direction == "LE":
         direction, gap = "LT", gap - 1
     if direction == "EQ":

@@ -83,8 +83,9 @@ def plan_document(plan: BenchPlan, estimate: DurationEstimate, *, every: bool = 
         parts.append(Paragraph(f"in {'all' if plan.cells[1:] else 'it'}: {alike}"))
     started = [cell for cell in cells if not cell.skip]
     for cell in cells if every else started[:1]:
-        head = heading(cell) if every else f"the command of cell {cell.index}"
-        parts.append(Section(f"cell-{cell.index}", head, (_command(cell),)))
+        head = _title(cell) if every else f"the command of cell {cell.index}"
+        settings = [Paragraph(_settings(cell, list(cell.settings)), style="dim")] if every else []
+        parts.append(Section(f"cell-{cell.index}", head, (*settings, _command(cell))))
     slow = plan.settings.get("slow") or []
     last = [f"left out, being slow: {', '.join(slow)} (name it to run it)"] if slow else []
     notes = Section("notes", "notes", (Items((*last, in_words(estimate))),))
@@ -126,8 +127,11 @@ def _settings(cell: Cell, names: Sequence[str]) -> str:
 def heading(cell: Cell) -> str:
     """Return a cell in one line: number, scenario and settings."""
     settings = _settings(cell, list(cell.settings))
-    parts = (f"# exp_{cell.index}", f"{cell.scenario}, repeat {cell.repeat}", settings)
-    return ": ".join(filter(None, parts))
+    return ": ".join(filter(None, (f"# {_title(cell)}", settings)))
+
+
+def _title(cell: Cell) -> str:
+    return f"exp_{cell.index}: {cell.scenario}, repeat {cell.repeat}"
 
 
 def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
@@ -135,10 +139,10 @@ def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
     for cell in cells:
         repeat = f"repeat {cell.repeat}" if cell.repeat > 1 else ""
         settings = ", ".join(filter(None, (_settings(cell, names), repeat)))
-        skipped = f"skipped: {cell.skip}" if cell.skip else ""
-        text = "; ".join(filter(None, (settings, skipped)))
-        rows.append((str(cell.index), cell.scenario, text))
-    return Table((TableColumn("cell", "number"), "scenario", "settings"), tuple(rows))
+        rows.append((str(cell.index), cell.scenario, settings, cell.skip or ""))
+    columns = (TableColumn("cell", "number"), "scenario", "settings", "skipped because")
+    table = Table(columns, tuple(rows))
+    return table if any(cell.skip for cell in cells) else table.only(range(3))
 
 
 def command_line(cell: Cell) -> str:

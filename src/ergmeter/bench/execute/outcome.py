@@ -62,7 +62,9 @@ def _first_lines(
 ) -> dict[Expectation, str]:
     """The first line that each pattern is in: line by line, since a log may be of any length."""
     first_lines: dict[Expectation, str] = {}
-    for line in _lines(outputs) if patterns else ():
+    if not patterns:
+        return first_lines
+    for line in _lines(outputs):
         for claim, pattern in patterns.items():
             if claim not in first_lines and pattern.search(line):
                 first_lines[claim] = line.strip()[:_LONGEST_LINE]

@@ -88,7 +88,7 @@ def begun(
         err_path.open("wb") as err,
     ):
         others = psutil.Process().children()  # nvidia-smi, which ends by itself
-        is_bound = os.environ.get(ENDS_WITH_RUNNER)
+        is_bound = bool(os.environ.get(ENDS_WITH_RUNNER))
         bound_to_runner = nvidia_smi_logger.ends_with_parent() if is_bound else None
         child = subprocess.Popen(
             how.words, env=how.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
@@ -195,7 +195,8 @@ def _family(pid: int) -> list[psutil.Process]:
 def kernel_kills() -> int | None:
     """Processes that the kernel killed for lack of memory so far; None if unknown."""
     with suppress(OSError, ValueError, KeyError):
-        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        counts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
         return int(counts["oom_kill"])
     return None
 

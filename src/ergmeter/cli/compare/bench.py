@@ -81,8 +81,6 @@ plan_options = with_each(
         " sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
     ),
 )
-# Options that the plan takes under the same name.
-_SAME_NAME = ("only", "repeats", "timeout_s", "defaults", "contents")
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
@@ -97,7 +95,11 @@ def planned(options: dict[str, Any]) -> BenchPlan:
     bench_plan = plan(
         options["scenarios"],
         **axes,
-        **{name: options[name] for name in _SAME_NAME},
+        only=options["only"],
+        repeats=options["repeats"],
+        timeout_s=options["timeout_s"],
+        defaults=options["defaults"],
+        contents=options["contents"],
         command=options["workload"],
         data_stage=not options["no_data"],
         log_memory_hf=None if options["memory"] is None else options["memory"] != "nvidia-smi",

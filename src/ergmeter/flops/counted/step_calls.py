@@ -33,12 +33,14 @@ def count(request: remote.CountRequest) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
     results = []
     for number, data in enumerate(request.groups):
-        try:
-            if number in request.errors:
-                raise NotMeasurable(request.errors[number])
-            results.append(_count_group(data))
-        except ErgmeterError as error:
-            results.append([CallFlops(error=str(error))] * request.sizes[number])
+        error = request.errors.get(number)
+        if error is None:
+            try:
+                results.append(_count_group(data))
+                continue
+            except ErgmeterError as failure:
+                error = str(failure)
+        results.append([CallFlops(error=error)] * request.sizes[number])
     return results
 
 

@@ -37,9 +37,12 @@ _S_PER_DAY = 86_400
 def _slashed(match: re.Match[str]) -> str:
     """`06/10/2025`, month first; `25/06/10`, year first, as a month is none above 12."""
     first, second, third = match[1], match[2], match[3]
-    month, day, year = first, second, third if len(third) == 4 else f"20{third}"
-    if len(third) == 2 and int(first) > 12:
+    if len(third) == 4:
+        month, day, year = first, second, third
+    elif int(first) > 12:
         year, month, day = f"20{first}", second, third
+    else:
+        month, day, year = first, second, f"20{third}"
     if int(month) > 12:
         month, day = day, month
     return f"{year}-{month}-{day}"

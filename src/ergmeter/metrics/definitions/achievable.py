@@ -141,10 +141,12 @@ def _rate(device: Device, calibration: Calibration, table: str, name: str) -> Ca
     if name in rates:
         return rates[name]
     what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
-    why = f"it has {', '.join(rates) or 'none'}"
-    if calibration.interrupted:
+    if what in calibration.absent:
+        why = calibration.absent[what]
+    elif calibration.interrupted:
         why = "it was interrupted before that"
-    why = calibration.absent.get(what) or why
+    else:
+        why = f"it has {', '.join(rates) or 'none'}"
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 
 

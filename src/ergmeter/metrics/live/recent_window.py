@@ -124,7 +124,7 @@ def whole_run_update(run: Run) -> Update:
 
 
 def evidence_since(run: Run, since_ns: int, until_ns: int = FOREVER_NS) -> Evidence:
-    """The evidence of the newest part of a run, for computing a few metrics."""
+    """The evidence of a run from one time to another, for computing a few metrics."""
     part = run.part(Window(since_ns, until_ns))
     return Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
 

@@ -340,8 +340,8 @@ def _writer(header: dict[str, Any], words: SecretWords) -> dict[str, Any]:
         facts = device.get("facts") or {}
         device["facts"] = {n: v for n, v in facts.items() if n not in _DROPPED["facts"]}
     clean: dict[str, Any] = _clean(cleaned, words)
-    both = (header.get("devices") or () for header in (clean, cleaned))
-    for device, before in zip(*both, strict=True):
+    devices, originals = clean.get("devices") or (), cleaned.get("devices") or ()
+    for device, before in zip(devices, originals, strict=True):
         device.update(kind=before["kind"], probe=before["probe"])  # words of ours
         if _is_chip(before["kind"]):
             device["name"] = UUID.sub(lambda match: words.uuid(match[0]), before["name"])

@@ -7,7 +7,6 @@ and that of its last mark. Runs collected before are recognised by their id, not
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import secrets
@@ -196,5 +195,8 @@ def _visible(name: str) -> str:
 
 def _free_path(path: Path) -> Path:
     """The path, with a number appended if it is taken."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(free for free in itertools.chain([path], numbered) if not free.exists())
+    free, number = path, 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free

@@ -61,6 +61,12 @@ def _layers(value: object) -> object:
 
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+def _path_or_builtin(value: object) -> Path | None:
+    return None if value == "builtin" else _path(value)
+
+
 FilePath = Annotated[Path, BeforeValidator(_path)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 CountOrZero = Annotated[int, BeforeValidator(_number), Field(ge=0)]
@@ -165,7 +171,7 @@ class Data(ConfigModel):
 class DataSource(ConfigModel):
     """One of several data sets in a mixture. `path` None: the built-in one."""
 
-    path: Annotated[Path | None, BeforeValidator(lambda p: None if p == "builtin" else _path(p))]
+    path: Annotated[Path | None, BeforeValidator(_path_or_builtin)]
     type: Literal["cpt", "sft", "chat"]  # chat is sft
     weight: Positive = 1.0
     name: Text | None = None

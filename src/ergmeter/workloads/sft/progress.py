@@ -22,22 +22,31 @@ class TrainingProgress:
     loss: float | None
 
 
-@dataclass(eq=False)
 class Teller(TrainerCallback):
-    """Reports every step, and stops the training if `_should_stop` returns True."""
+    """Reports every step, and stops the training if `should_stop` returns True."""
 
-    _tell: Callable[[TrainingProgress], None]
-    _begun: Callable[[], None]
-    _should_stop: Callable[[], bool]
-    _loss: float | None = None
+    def __init__(
+        self,
+        tell: Callable[[TrainingProgress], None],
+        begun: Callable[[], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._tell, self._begun, self._should_stop = tell, begun, should_stop
+        self._loss: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """Calls `begun` once model and optimizer exist."""
         self._begun()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def on_log(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
         """Stores the last logged loss."""
-        logs = kwargs.get("logs")
         if logs and "loss" in logs:
             self._loss = float(logs["loss"])
 
