@@ -44,17 +44,17 @@ _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has it
     " limited: 'mfu 3%'. May be repeated. Default: the first three.",
 )
 @NOISE
-@flag("--plain", help="Hold single runs to the bare threshold; noise can then turn the gate red.")
+@flag("--plain", help="Judge single runs by the threshold alone; noise can then fail the gate.")
 @BY
 @with_default(
     "--confidence",
     type=click.FloatRange(0.5, 0.9999),
     default=0.95,
-    help="Where nothing changed, the whole gate is not red in at least this share of cases.",
+    help="Where nothing changed, the gate does not fail in at least this share of cases.",
 )
 @flag("--strict", help="Exit 1 where it is inconclusive, too.")
 @flag(
-    "--allow-missing", help="A rule whose figure no cell has on both sides is said, and no error."
+    "--allow-missing", help="A rule whose metric no cell has on both sides is no error, only named."
 )
 @with_format(
     *("text", "md", "json", *_FOR_CI),
@@ -84,10 +84,10 @@ def command(
 
     NEW and REF are runs, folders of runs, a part of a run (RUN:2), energy ledgers, directories or
     single cells of `erg bench run`, tables that `erg bench report` wrote, published FMS files, or
-    outputs of `erg analyze`. A figure is red if its change is beyond the rule and more than chance;
-    one that is too noisy to tell is inconclusive. So is one run against one run, unless --noise
-    says how much runs scatter. A cell that worked in REF and failed in NEW is red; missing cells
-    are named.
+    outputs of `erg analyze`. A metric is worse if its change exceeds the rule and is significant;
+    one that is too noisy to judge is inconclusive. So is one run against one run, unless --noise
+    gives the scatter between runs. A cell that worked in REF and failed in NEW is worse; missing
+    cells are named.
 
     \b
     Exit codes: 0 pass, or inconclusive without --strict
