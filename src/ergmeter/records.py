@@ -9,8 +9,20 @@ a metric takes numpy arrays and never loops over samples.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ergmeter.errors import UsageError
 from ergmeter.units import NS_PER_S
@@ -208,6 +220,39 @@ class Window:
         return (self.end_ns - self.start_ns) / NS_PER_S
 
 
+_Record = TypeVar("_Record")
+_hints = cache(get_type_hints)
+
+
+def of_type(value: object, kind: type[_Record]) -> _Record:
+    """The value from JSON. TypeError if it is of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} in place of a {kind.__name__}")
+    return value
+
+
+def _is_of(value: object, hint: object) -> bool:
+    """True if a value from JSON can be in a field of this type."""
+    inner = get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_of(item, inner[0]) for item in value)
+    if inner:
+        return any(_is_of(value, each) for each in inner)
+    if hint is float:  # JSON of another program may have 2 for 2.0
+        return type(value) in (int, float) and abs(cast("float", value)) < math.inf
+    return type(value) is hint if isinstance(hint, type) else value == hint
+
+
+def _from_json(record: Callable[..., _Record], stored: object) -> _Record:
+    """A record from JSON; fields of later versions are ignored. TypeError if it is damaged."""
+    hints = _hints(record)
+    fields = {name: value for name, value in of_type(stored, dict).items() if name in hints}
+    for name, value in fields.items():
+        if not _is_of(value, hints[name]):
+            raise TypeError(f"{name} is {value!r}")
+    return record(**fields)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkPart:
     """A named part of the FLOPs that the hardware computes in a step."""
@@ -246,15 +291,15 @@ class Flops:
         return (*parts, *(self.other_work or ()))
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Flops:
-        """Flops from a run's header; fields of later versions are ignored."""
-        fields = {name: stored[name] for name in cls.__slots__ if name in stored}
+    def from_json(cls, stored: object) -> Flops:
+        """Flops from a run's header. TypeError if they are damaged."""
+        fields = dict(of_type(stored, dict))
         for name in ("assumptions", "not_counted"):
             fields[name] = tuple(fields.get(name) or ())
         others = fields.get("other_work")
         if others is not None:
-            fields["other_work"] = tuple(WorkPart(**part) for part in others)
-        return cls(**fields)
+            fields["other_work"] = tuple(_from_json(WorkPart, part) for part in others)
+        return _from_json(cls, fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +359,10 @@ class Missing:
 Result: TypeAlias = "Reading | Missing"
 
 
-def result_from_json(stored: dict[str, Any]) -> Result:
-    """A result from a run's header; fields of later versions are ignored."""
-    if "reason" in stored:
-        return Missing(stored["reason"])
-    return Reading(**{name: stored[name] for name in Reading.__slots__ if name in stored})
+def result_from_json(stored: object) -> Result:
+    """A result from a run's header. TypeError if it is damaged."""
+    is_missing = "reason" in of_type(stored, dict)
+    return _from_json(Missing, stored) if is_missing else _from_json(Reading, stored)
 
 
 @dataclass(frozen=True, slots=True)

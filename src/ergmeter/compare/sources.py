@@ -197,6 +197,9 @@ def _run(
         run = Run.open(path)
     except ErgmeterError as error:
         return _left_out(path, error)
+    # Without a writer's header, or a part of it, the rates of the run are others.
+    if broken := [line for line in run.damage if fmt.WRITER_FILE in line]:
+        return SourceEntries(left_out=tuple(broken))
     if only is not None:
         run.training(only)  # UsageError for a number out of range
     try:

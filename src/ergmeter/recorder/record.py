@@ -220,7 +220,7 @@ def _write(request: Path) -> None:
     A program that had the answer itself has taken its request away.
     """
     writer = request.parents[1] / remote.writer_of(request)
-    header = fmt.writer_header(writer / fmt.WRITER_FILE)
+    header = fmt.writer_header(writer / fmt.WRITER_FILE, [])
     counts = remote.result(request)
     if counts is None:
         return

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, Device, Mark
+from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Result, of_type, result_from_json
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -184,8 +184,22 @@ def run_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def writer_header(path: Path) -> dict[str, Any]:
-    """The header of a writer's directory, checked."""
+def stored_flops(header: dict[str, Any]) -> tuple[Flops, ...]:
+    """The FLOPs of a step in a writer's header. TypeError if they are damaged."""
+    return tuple(map(Flops.from_json, of_type(header.get("flops", []), list)))
+
+
+def stored_analysis(header: dict[str, Any]) -> dict[str, Result]:
+    """The results of `erg analyze` in a writer's header. TypeError if they are damaged."""
+    results = of_type(header.get("analysis", {}), dict)
+    return {key: result_from_json(result) for key, result in results.items()}
+
+
+def writer_header(path: Path, damage: list[str]) -> dict[str, Any]:
+    """The header of a writer's directory, checked.
+
+    FLOPs and results of `erg analyze` that can't be read are left out, and named in `damage`.
+    """
     header = json_object(path)
     try:
         clock = header["clock"]
@@ -200,6 +214,12 @@ def writer_header(path: Path) -> dict[str, Any]:
                 raise ValueError(f"a device without its name: {device}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path}: not a writer's header ({error})") from error
+    for name, read in (("flops", stored_flops), ("analysis", stored_analysis)):
+        try:
+            read(header)
+        except TypeError as error:
+            del header[name]
+            damage.append(f"{path}: {name} can't be read ({error})")
     return header
 
 

@@ -25,10 +25,17 @@ from ergmeter.records import (
     Reported,
     Result,
     Window,
-    result_from_json,
 )
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
+from ergmeter.runlog.format import (
+    WriterLog,
+    on_one_clock,
+    run_header,
+    stored_analysis,
+    stored_flops,
+    training_of,
+    writer_header,
+)
 from ergmeter.runlog.process_group import is_alive
 from ergmeter.runlog.segments import (
     FEW_STEPS,
@@ -151,9 +158,8 @@ class Run:
     def flops(self) -> tuple[Flops, ...]:
         """The FLOPs of a step under each convention, the chosen one first; empty if unknown."""
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
-            stored = writer.header.get("flops")
-            if isinstance(stored, list) and stored:
-                return tuple(Flops.from_json(flops) for flops in stored)
+            if stored := stored_flops(writer.header):
+                return stored
         return ()
 
     @cached_property
@@ -170,7 +176,8 @@ class Run:
     @cached_property
     def analysis(self) -> dict[str, Result]:
         """The results of `erg analyze` that are stored in the run, by metric; empty if none are."""
-        return {key: result_from_json(r) for key, r in self._merged("analysis").items()}
+        stored = (stored_analysis(writer.header) for writer in self.writers)
+        return {key: result for part in stored for key, result in part.items()}
 
     @cached_property
     def unavailable(self) -> dict[str, str]:
@@ -383,7 +390,7 @@ class Run:
 
     def _add_writer(self, directory: Path) -> None:
         try:
-            header = writer_header(directory / fmt.WRITER_FILE)
+            header = writer_header(directory / fmt.WRITER_FILE, self.damage)
         except FormatError as error:
             self.damage.append(str(error))
         else:

@@ -99,7 +99,7 @@ class RunFollower:
 
     def _take_header(self, writer: str) -> None:
         with suppress(FormatError):  # it is being written
-            header = writer_header(self.run / writer / WRITER_FILE)
+            header = writer_header(self.run / writer / WRITER_FILE, [])
             offset_ns = self._follower.offsets_ns.get(writer, 0)
             self.writers[writer] = WriterLog(self.run / writer, header, (), offset_ns)
             for device in self.writers[writer].devices:
