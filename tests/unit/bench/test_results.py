@@ -16,7 +16,7 @@ from ergmeter.bench import results, tables
 from ergmeter.bench.execute import state
 from ergmeter.bench.overview import overview
 from ergmeter.bench.plan.cells import Cell, Value
-from ergmeter.bench.tables import SCHEMA
+from ergmeter.bench.tables import schema
 from ergmeter.compat import fms
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views.bench import report_document
@@ -56,7 +56,7 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def test_every_table_has_the_one_schema_whatever_its_cells_left(tmp_path: Path) -> None:
     add_cell(tmp_path / "a", 0)
     add_cell(tmp_path / "b", 0, results_=TRAINED)
-    assert results.table(tmp_path / "a").schema == results.table(tmp_path / "b").schema == SCHEMA
+    assert results.table(tmp_path / "a").schema == results.table(tmp_path / "b").schema == schema()
 
 
 def test_what_the_trainer_printed_is_per_device_and_global(tmp_path: Path) -> None:
