@@ -119,7 +119,14 @@ READING_PARTS = {
     "basis": pa.string(),
     "note": pa.string(),
 }
+# Metrics without columns for basis and note, and what these are by the source of the value.
 _WITHOUT_PARTS = ("memory_nvidia_", "memory_hf_")
+_MEMORY_FROM = {
+    "nvml": ("measured", "sampled by NVML in the cell's run"),
+    "nvidia-smi": ("measured", "sampled by nvidia-smi beside the cell"),
+    "reference": ("reported", "as the published file has it"),
+    "memory_hf": ("reported", "by the memory tracker of transformers' Trainer, rank 0"),
+}
 
 
 @cache
@@ -469,8 +476,11 @@ class RowReadings(Mapping[str, Result]):
         low, high = map(self._number, edges)
         texts, why = self._texts, self._impossible.get(column, "")
         unit = bench_columns()[column].unit
-        how: Any = texts.get(basis, "reported")
-        return Reading(value, unit, how, low, high, texts.get(note, ""), why)
+        is_nvidia = column.startswith("memory_nvidia_")
+        source = texts.get("memory_nvidia_from", "") if is_nvidia else column[:9]
+        of_memory = _MEMORY_FROM.get(source, ("reported", ""))
+        how: Any = texts.get(basis, of_memory[0])
+        return Reading(value, unit, how, low, high, texts.get(note, of_memory[1]), why)
 
     def __iter__(self) -> Iterator[str]:
         return (key for key in _metric_columns() if key in self)
@@ -494,7 +504,8 @@ def _metric_columns() -> dict[str, tuple[str, ...]]:
 def _column_kinds() -> dict[str, type]:
     """float or str, by column of a metric."""
     kinds = (float, float, float, str, str)
-    return {n: k for names in _metric_columns().values() for n, k in zip(names, kinds, strict=True)}
+    of_metrics = (zip(names, kinds, strict=True) for names in _metric_columns().values())
+    return {"memory_nvidia_from": str, **dict(itertools.chain.from_iterable(of_metrics))}
 
 
 @lru_cache(maxsize=256)
