@@ -18,6 +18,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
@@ -30,7 +31,7 @@ from ergmeter.bench import tables
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.state import RESULTS, SMI_LOG, SMI_NOTE
 from ergmeter.bench.plan.cells import Cell, broken_expectations
-from ergmeter.bench.tables import ARGUMENTS, COLUMNS, RATES, READING_PARTS, STAGES, number
+from ergmeter.bench.tables import ARGUMENTS, RATES, READING_PARTS, STAGES, number
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
 from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
@@ -191,7 +192,7 @@ def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[s
     fms = [stage for stage in FMS_STAGES if stage in deltas]
     if before is None or not fms:
         why = _why_no_trainer_memory(metrics)
-        missing |= {name: why for name in COLUMNS if name.startswith("memory_hf_")}
+        missing |= {name: why for name in tables.MEMORY if name.startswith("memory_hf_")}
         return {}
     row = {"memory_hf_before_bytes": before}
     total = before
@@ -312,7 +313,7 @@ def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[
         why = str(error)
         if row.get("memory_nvidia_from"):
             return {"memory_nvidia_note": f"read by NVML in the cell's run, not logged: {why}"}
-    missing |= {name: why for name in COLUMNS if name.startswith("memory_nvidia_")}
+    missing |= {name: why for name in tables.MEMORY if name.startswith("memory_nvidia_")}
     return {}
 
 
@@ -450,9 +451,15 @@ def complete(cell: Path) -> None:
 _MAKING = 7
 
 
+@cache
+def _checksum() -> int:
+    """A checksum of the columns: rows are made anew when a plugin adds a metric."""
+    return zlib.crc32(" ".join(tables.columns()).encode())
+
+
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
-    stamp = [tables.VERSION, _MAKING]
+    stamp = [tables.VERSION, _MAKING, _checksum()]
     names = state.files_in(cell)
     for name in (*_INPUTS, *sorted(fnmatch.filter(names, _SMI_OF_NODES))):
         written_ns = 0
@@ -675,7 +682,7 @@ def _again(run: Path, argument: str) -> Entry:
 def _settings(further: str, *usual: object) -> dict[str, Any]:
     """The configuration of a cell, one object for all of its repeats: they are many."""
     others = json.loads(further)
-    names = (n for n in sorted(others) if n not in COLUMNS and n not in _NO_SETTINGS)
+    names = (n for n in sorted(others) if n not in tables.columns() and n not in _NO_SETTINGS)
     settings = {n: None if v == "" else v for n, v in zip(_USUAL, usual, strict=True)}
     return settings | {name: others[name] for name in names}
 

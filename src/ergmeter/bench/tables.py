@@ -66,63 +66,41 @@ ARGUMENTS = {
         *("lora_dropout", "target_modules"),
     )
 }
-RATES = {
-    "tokens_per_s": pa.float64(),  # global; real where known, else computed: `tokens_counted`
-    "tokens_per_s_per_device": pa.float64(),
-    "tokens_counted": pa.string(),  # real, computed, or as the program counted
-    "real_tokens_per_s": pa.float64(),
-    "real_tokens_per_s_per_device": pa.float64(),
-    "computed_tokens_per_s": pa.float64(),
-    "computed_tokens_per_s_per_device": pa.float64(),
-    "padding_frac": pa.float64(),
-    "samples_per_s": pa.float64(),
-    "steps_per_s": pa.float64(),
-    "step_median_s": pa.float64(),
-    "runtime_s": pa.float64(),
-    "rates_from": pa.string(),  # run: measured; trainer: what transformers printed
-}
-FIGURES = {
-    "loss": pa.float64(),
-    "eval_loss": pa.float64(),
-    "epoch": pa.float64(),
-    "window": pa.string(),  # the kind that measured rates, MFU and energy are over; empty: unbroken
-    "timed_steps": pa.float64(),  # that the rates are of, after the warm-up
-    "timed_s": pa.float64(),  # and how long they took together
-    "mfu_frac": pa.float64(),
-    "whole_run_tokens_per_s": pa.float64(),  # from the start of the command or the Meter to the end
-    "whole_run_mfu_frac": pa.float64(),
-    "whole_run_joules_per_token": pa.float64(),
-    "joules_per_token": pa.float64(),
-    "energy_j": pa.float64(),
-    "mean_w": pa.float64(),
-}
 # Keys of transformers' TrainerMemoryTracker, and the names of the methods that they stand for.
 STAGES = {"init": "init", "train": "train", "eval": "evaluate", "test": "predict"}
-MEMORY = {
-    "memory_nvidia_mean_bytes": pa.float64(),  # peak above the first reading, mean of the devices
-    "memory_nvidia_peak_bytes": pa.float64(),  # the same, of the device with most
-    "memory_nvidia_devices_bytes": pa.list_(pa.float64()),  # the same, of each
+# The order of the metrics' columns, and of the facts between them. What else the catalogue has
+# stands behind FIGURES.
+RATES = (
+    *("tokens_per_s", "tokens_per_s_per_device", "tokens_counted", "real_tokens_per_s"),
+    *("real_tokens_per_s_per_device", "computed_tokens_per_s", "computed_tokens_per_s_per_device"),
+    *("padding_frac", "samples_per_s", "steps_per_s", "step_median_s", "runtime_s", "rates_from"),
+)
+FIGURES = (
+    *("loss", "eval_loss", "epoch", "window", "timed_steps", "timed_s", "mfu_frac"),
+    *("whole_run_tokens_per_s", "whole_run_mfu_frac", "whole_run_joules_per_token"),
+    *("joules_per_token", "energy_j", "mean_w"),
+)
+MEMORY = (
+    *("memory_nvidia_mean_bytes", "memory_nvidia_peak_bytes", "memory_nvidia_devices_bytes"),
+    *("memory_nvidia_first_bytes", "memory_nvidia_ids", "memory_nvidia_from"),
+    *("memory_nvidia_note", "memory_hf_before_bytes"),
+    *(f"memory_hf_{stage}_{what}_bytes" for stage in STAGES.values() for what in ("alloc", "peak")),
+    *("memory_hf_alloc_bytes", "memory_hf_peak_bytes", "memory_hf_peak_prose_bytes"),
+    *("memory_hf_discrepancy_bytes", "memory_hf_seed_bytes", "memory_device_peak_bytes"),
+    *("memory_allocator_peak_bytes", "memory_allocator_devices_bytes", "memory_allocator_ids"),
+    "memory_process_peak_bytes",
+)
+_FACTS = {
+    "tokens_counted": pa.string(),  # real, computed, or as the program counted
+    "rates_from": pa.string(),  # run: measured; trainer: what transformers printed
+    "window": pa.string(),  # the kind that measured rates, MFU and energy are over; empty: unbroken
+    "memory_nvidia_devices_bytes": pa.list_(pa.float64()),  # the peak of each
     "memory_nvidia_first_bytes": pa.list_(pa.float64()),  # what each held before: subtracted
     "memory_nvidia_ids": pa.string(),  # of these devices, joined by spaces
     "memory_nvidia_from": pa.string(),  # nvml: this run's probe; nvidia-smi: its log; reference
     "memory_nvidia_note": pa.string(),  # why it is not what was asked for
-    # The Trainer's, of rank 0: before it was made, then when each stage ended, and at most in it.
-    "memory_hf_before_bytes": pa.float64(),
-    **{
-        f"memory_hf_{stage}_{what}_bytes": pa.float64()
-        for stage in STAGES.values()
-        for what in ("alloc", "peak")
-    },
-    "memory_hf_alloc_bytes": pa.float64(),  # FMS's program: the most at the end of init or train
-    "memory_hf_peak_bytes": pa.float64(),  # FMS's program: the most in init or train
-    "memory_hf_peak_prose_bytes": pa.float64(),  # FMS's guide: all changes and all peaks, added
-    "memory_hf_discrepancy_bytes": pa.float64(),  # the guide's sum less the program's
-    "memory_hf_seed_bytes": pa.float64(),
-    "memory_device_peak_bytes": pa.float64(),  # as the device said it, nothing subtracted
-    "memory_allocator_peak_bytes": pa.float64(),  # of the rank and device with most
     "memory_allocator_devices_bytes": pa.list_(pa.float64()),  # of each
     "memory_allocator_ids": pa.string(),  # rank0/cuda:0 and so on, joined by spaces
-    "memory_process_peak_bytes": pa.float64(),
 }
 REST = {
     "device": pa.string(),
@@ -141,28 +119,39 @@ READING_PARTS = {
     "basis": pa.string(),
     "note": pa.string(),
 }
-MEASURED_MEMORY = (
-    *("memory_device_peak_bytes", "memory_allocator_peak_bytes", "memory_process_peak_bytes"),
-)
-READING_COLUMNS = tuple(
-    name
-    for name, kind in {**RATES, **FIGURES, **MEMORY}.items()
-    if kind == pa.float64() and (name not in MEMORY or name in MEASURED_MEMORY)
-)
+# Metrics without columns for basis and note, and what these are by the source of the value.
+_WITHOUT_PARTS = ("memory_nvidia_", "memory_hf_")
+_MEMORY_FROM = {
+    "nvml": ("measured", "sampled by NVML in the cell's run"),
+    "nvidia-smi": ("measured", "sampled by nvidia-smi beside the cell"),
+    "reference": ("reported", "as the published file has it"),
+    "memory_hf": ("reported", "by the memory tracker of transformers' Trainer, rank 0"),
+}
 
 
-def _with_parts(columns: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Columns with those of a reading's parts behind each metric."""
-    result = {}
-    for name, kind in columns.items():
-        result[name] = kind
-        if name in READING_COLUMNS:
+@cache
+def reading_columns() -> tuple[str, ...]:
+    """The columns of metrics that have the parts of a reading behind them."""
+    return tuple(name for name in bench_columns() if not name.startswith(_WITHOUT_PARTS))
+
+
+@cache
+def columns() -> dict[str, pa.DataType]:
+    """All columns in order: a metric of the catalogue is a number with the parts of a reading."""
+    others = (name for name in bench_columns() if name not in MEMORY)
+    result = {**IDENTITY, **OUTCOME, **ARGUMENTS}
+    for name in dict.fromkeys((*RATES, *FIGURES, *others, *MEMORY)):
+        result[name] = _FACTS.get(name, pa.float64())
+        if name in reading_columns():
             result |= {f"{name}_{part}": of_part for part, of_part in READING_PARTS.items()}
-    return result
+    return result | REST
 
 
-COLUMNS = _with_parts({**IDENTITY, **OUTCOME, **ARGUMENTS, **RATES, **FIGURES, **MEMORY, **REST})
-SCHEMA = pa.schema(list(COLUMNS.items()), metadata={"ergmeter.bench.version": str(VERSION)})
+@cache
+def schema() -> pa.Schema:
+    """The schema of every table of results."""
+    return pa.schema(list(columns().items()), metadata={"ergmeter.bench.version": str(VERSION)})
+
 
 DONE = ("ok", *FAILED, "skipped")
 
@@ -187,7 +176,7 @@ def number(value: object) -> float | None:
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows in the one schema. What a row lacks is null, and so is an empty text."""
     filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
-    return pa.Table.from_pylist(filled, schema=SCHEMA)
+    return pa.Table.from_pylist(filled, schema=schema())
 
 
 def batched(rows: Iterable[dict[str, Any]]) -> Iterator[pa.Table]:
@@ -209,7 +198,7 @@ def table_writer(path: Path) -> Iterator[Callable[[pa.Table], object]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         if path.suffix == ".parquet":
-            with pq.ParquetWriter(part, SCHEMA) as parquet:
+            with pq.ParquetWriter(part, schema()) as parquet:
                 yield parquet.write_table
         else:
             with part.open("w", encoding="utf-8") as file:
@@ -285,11 +274,11 @@ def from_parquet(path: Path) -> Iterator[pa.Table]:
 def _aligned(batch: pa.RecordBatch) -> pa.Table:
     """A batch in the one schema: columns it lacks are null, unknown ones are left out."""
     names = set(batch.schema.names)
-    columns = [
+    arrays = [
         batch[name].cast(kind) if name in names else pa.nulls(batch.num_rows, kind)
-        for name, kind in COLUMNS.items()
+        for name, kind in columns().items()
     ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=schema())
 
 
 def from_csv(path: Path) -> Iterator[pa.Table]:
@@ -299,7 +288,7 @@ def from_csv(path: Path) -> Iterator[pa.Table]:
         rows = csv.DictReader(file)
         try:
             yield from batched(
-                {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
+                {name: _typed(name, cell) for name, cell in row.items() if name in columns()}
                 for row in rows
             )
         except (ValueError, csv.Error, pa.ArrowException) as error:
@@ -309,7 +298,7 @@ def from_csv(path: Path) -> Iterator[pa.Table]:
 def _typed(name: str, cell: str | None) -> Any:  # noqa: ANN401  whatever the column holds
     if not cell:
         return None
-    kind = COLUMNS[name]
+    kind = columns()[name]
     read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
     try:
         if pa.types.is_list(kind):
@@ -354,7 +343,7 @@ def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[
     for name in ("tokens_per_s", "tokens_per_s_per_device"):
         for part in ("", *(f"_{part}" for part in READING_PARTS)):
             row[f"{name}{part}"] = row.get(f"{kind}_{name}{part}")
-    for name in READING_COLUMNS:
+    for name in reading_columns():
         if row.get(name) is not None:
             row[f"{name}_basis"] = row.get(f"{name}_basis") or "reported"
     row["tokens_counted"] = kind if row["tokens_per_s"] is not None else None
@@ -487,8 +476,11 @@ class RowReadings(Mapping[str, Result]):
         low, high = map(self._number, edges)
         texts, why = self._texts, self._impossible.get(column, "")
         unit = bench_columns()[column].unit
-        how: Any = texts.get(basis, "reported")
-        return Reading(value, unit, how, low, high, texts.get(note, ""), why)
+        is_nvidia = column.startswith("memory_nvidia_")
+        source = texts.get("memory_nvidia_from", "") if is_nvidia else column[:9]
+        of_memory = _MEMORY_FROM.get(source, ("reported", ""))
+        how: Any = texts.get(basis, of_memory[0])
+        return Reading(value, unit, how, low, high, texts.get(note, of_memory[1]), why)
 
     def __iter__(self) -> Iterator[str]:
         return (key for key in _metric_columns() if key in self)
@@ -512,7 +504,8 @@ def _metric_columns() -> dict[str, tuple[str, ...]]:
 def _column_kinds() -> dict[str, type]:
     """float or str, by column of a metric."""
     kinds = (float, float, float, str, str)
-    return {n: k for names in _metric_columns().values() for n, k in zip(names, kinds, strict=True)}
+    of_metrics = (zip(names, kinds, strict=True) for names in _metric_columns().values())
+    return {"memory_nvidia_from": str, **dict(itertools.chain.from_iterable(of_metrics))}
 
 
 @lru_cache(maxsize=256)

@@ -16,9 +16,11 @@ from ergmeter.bench import results, tables
 from ergmeter.bench.execute import state
 from ergmeter.bench.overview import overview
 from ergmeter.bench.plan.cells import Cell, Value
-from ergmeter.bench.tables import SCHEMA
+from ergmeter.bench.tables import schema
 from ergmeter.compat import fms
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.catalog import bench_columns
+from ergmeter.records import Reading
 from ergmeter.views.bench import report_document
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
@@ -56,7 +58,28 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def test_every_table_has_the_one_schema_whatever_its_cells_left(tmp_path: Path) -> None:
     add_cell(tmp_path / "a", 0)
     add_cell(tmp_path / "b", 0, results_=TRAINED)
-    assert results.table(tmp_path / "a").schema == results.table(tmp_path / "b").schema == SCHEMA
+    assert results.table(tmp_path / "a").schema == results.table(tmp_path / "b").schema == schema()
+
+
+@pytest.mark.parametrize(
+    ("column", "source", "basis", "note"),
+    [
+        ("memory_nvidia_mean_bytes", "nvml", "measured", "NVML"),
+        ("memory_nvidia_peak_bytes", "nvidia-smi", "measured", "nvidia-smi"),
+        ("memory_nvidia_mean_bytes", "reference", "reported", "published"),
+        ("memory_hf_peak_bytes", "nvml", "reported", "Trainer"),
+        ("epoch", "nvml", "reported", ""),
+    ],
+)
+def test_memory_of_a_row_has_the_basis_and_the_name_of_its_source(
+    column: str, source: str, basis: str, note: str
+) -> None:
+    key = bench_columns()[column].key
+    reading = tables.RowReadings({column: 5.0, "memory_nvidia_from": source})[key]
+    assert isinstance(reading, Reading)
+    assert reading.basis == basis
+    assert note in reading.note
+    assert bool(reading.note) == bool(note)
 
 
 def test_what_the_trainer_printed_is_per_device_and_global(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+import pyarrow.parquet as pq
 import pytest
 
 from ergmeter import registry
+from ergmeter.bench import results, tables
 from ergmeter.cli.main import main
+from ergmeter.compare.entry import read_side
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.catalog import (
     Metric,
@@ -200,7 +205,11 @@ def test_no_two_metrics_have_the_same_order_in_a_view() -> None:
         assert len(orders) == len(set(orders)), view
 
 
-CACHES = (catalogue, every_metric, in_view, bench_columns, rule_names)
+CACHES = (
+    *(catalogue, every_metric, in_view, bench_columns, rule_names),
+    *(tables.columns, tables.schema, tables.reading_columns),
+    *(tables._metric_columns, tables._column_kinds, results._run_metrics, results._checksum),
+)
 
 
 @pytest.fixture
@@ -247,3 +256,28 @@ def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
     assert head.split()[-5:] == ["tokens/s", "answers", "step", "J/token", "lasted"]
     assert row.split()[4:6] == ["100", "42"]
     assert rule_metric("answers").key == "plugin.answers_per_s"
+
+
+def test_the_metric_of_a_plugin_is_a_column_of_a_bench(
+    tmp_path: Path, erg: Callable[..., tuple[int, str, str]], request: pytest.FixtureRequest
+) -> None:
+    run = make_run(tmp_path / "exp_0" / "run")
+    add_writer(run, steps=even_steps(20, tokens_computed=100))
+    for name, content in {"status": {"status": "ok", "attempts": [{}]}, "results": {}}.items():
+        (run.parent / f"{name}.json").write_text(json.dumps(content))
+    without = results.table(tmp_path).column_names  # and the row is cached beside its cell
+    request.getfixturevalue("plugin")
+    added = [name for name in results.table(tmp_path).column_names if name not in without]
+    parts = ("_low", "_high", "_basis", "_note")
+    assert added == [f"answers_per_s{part}" for part in ("", *parts)]
+    exports = [tmp_path / "a.csv", tmp_path / "a.parquet"]
+    options = [word for path in exports for word in ("--export", path)]
+    code, out, _ = erg("bench", "report", tmp_path, "--json", *options)
+    with exports[0].open(newline="") as file:
+        stored = [*json.loads(out), *csv.DictReader(file), *pq.read_table(exports[1]).to_pylist()]
+    assert code == 0
+    assert [float(row["answers_per_s"]) for row in stored] == [42.0] * 3
+    assert {row["answers_per_s_basis"] for row in stored} == {"measured"}
+    for path in (tmp_path, *exports):
+        (entry,) = read_side(path, ()).entries
+        assert entry.value("plugin.answers_per_s") == 42.0
