@@ -1,7 +1,7 @@
 """`python scripts/house.py`: measures src/ergmeter and compares it with the limits of the design.
 
-`--check` exits with 1 if a checked limit is broken. Checked are the first five measures, and any
-measure named by `--limit modules=420`. `--list` lists the offenders of each measure. `--map` writes
+`--check` exits with 1 if a checked limit is broken. Checked are the first six measures, and any
+measure named by `--limit modules=400`. `--list` lists the offenders of each measure. `--map` writes
 the folders and modules into docs/architecture.md.
 
 Importers of a module are found in the source: `import` statements anywhere in a file, type checking
@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 MODULES_PER_FOLDER = 15  # __init__ not counted
 VAGUE_PERCENT = 1  # of all bound names; must stay under it
 SPLINTER_LINES = 60  # a module shorter than this, with one importer beside it, is a splinter
-MODULES = 420
+MODULES = 400
+CODE_LINES = 67_147
 
 # One name by intent: each framework's callback has the name that its users look for.
 SHARED_CLASSES = frozenset({"ErgmeterCallback"})
@@ -139,9 +140,9 @@ def measures(root: Path) -> list[Measure]:
         vague_definitions(files),
         vague_bindings(files),
         unexplained_excepts(files),
+        code_lines(files),
         module_count(files),
         splinters(modules, set(_ENTRY_POINT.findall(project))),
-        code_lines(files),
         blind_excepts(files),
         traps(files),
     ]
@@ -261,6 +262,7 @@ def code_lines(files: Sequence[Module]) -> Measure:
         folders[".".join(name.split(".")[:2])] += size
     return Measure(
         "code-lines", "code lines (no blanks, comments, docstrings)", sum(sizes.values()),
+        CODE_LINES, True,
         offenders=[f"{size:,} {name}" for name, size in folders.most_common()],
     )  # fmt: skip
 

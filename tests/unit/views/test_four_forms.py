@@ -28,6 +28,7 @@ from ergmeter.views.document import (
     Frame,
     HeadlinePart,
     Medium,
+    Paragraph,
     Part,
     Section,
     Table,
@@ -35,11 +36,16 @@ from ergmeter.views.document import (
 from ergmeter.views.render.html import html
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
+from tests.golden.corpus import erg
 from tests.golden.running import Case, Runner
 from tests.golden.text import html_text
 from tests.scripted_server import Script, serving
 from tests.unit.hardware.test_calibration import calibration
 
+ANALYSE = (
+    "analyze --config neuron/llama3_8b_sft.yaml --model-config neuron/config.json"
+    " --compile-dir neuron/cache --calculate-score"
+)
 LLAMA = "configs/llama-3.1-8b.json --seq-len 4096"
 COMMANDS = {
     "explain": ("explain calibrated", "calibrated"),
@@ -70,6 +76,16 @@ COMMANDS = {
     "compare": ("compare repeats --group-by backend --anyway --html p.html", "repeats"),
     "compare single runs": ("compare plain phases ranks", "plain", "phases", "ranks"),
     "compare a ledger": ("compare ledgers/first.csv", "ledgers"),
+    "compare of analyses": (
+        f"{ANALYSE} --throughput 2.1 --output a.json; {ANALYSE} --throughput 2.4 --output b.json;"
+        " analyze --compare a.json b.json",
+        "neuron",
+    ),
+    "gate": ("gate repeats/fast-1 repeats/base-1 --noise 1%", "repeats"),
+    "gate of a bench": ("gate bench-new bench-ref --rule loss|+-1%", "bench-new", "bench-ref"),
+    "gate of ledgers": ("gate ledgers/again.csv ledgers/first.csv", "ledgers"),
+    "bench compare": ("bench compare bench-new bench-ref --noise 1%", "bench-new", "bench-ref"),
+    "report of metrics": ("report plain --metric tok_per_s --metric AEC --metric mfu", "plain"),
     "bench plan": ("bench plan fms/own/template.yaml --cell-time 60", "fms"),
     "bench list": ("bench list bench-ref", "bench-ref"),
 }
@@ -78,7 +94,7 @@ COMMANDS = {
 LEFT_OUT = frozenset(
     {
         *("share", "of peak", "vs exact", "a token", "lasted"),
-        *("metric", "module", "operator", "block", "is", "seen", "change", "gain", "of", "over"),
+        *("metric", "module", "operator", "block", "is", "seen", "gain", "of", "over"),
         *("with", "limited by", "formula, a token", "began", "steps", "run", "GB on a device"),
         *("cell", "note", "made", "spread", "curve"),
     }
@@ -91,16 +107,16 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 
 def document_of(runner: Runner, command: str, needs: tuple[str, ...]) -> Document:
-    """The document that a command shows."""
+    """The document that the last of some commands shows; `|` stands for a space in a word."""
     shown: list[Document] = []
 
     def catch(_: Forms, document: Document, **__: object) -> None:
         shown.append(document)
 
     with mock.patch.object(Forms, "show", catch):
-        runner.run(Case("forms", (("erg", *command.split()),), needs))
-    (document,) = shown
-    return document
+        (case,) = erg("forms", command, needs=needs)
+        runner.run(case)
+    return shown[-1]
 
 
 def forms_of(document: Document) -> dict[Medium, str]:
@@ -129,7 +145,7 @@ def numbers(text: str) -> set[float]:
 
 
 def tables(parts: tuple[Part, ...], medium: Medium) -> Iterator[Table]:
-    """The tables that a medium shows."""
+    """The tables that a medium shows, and lines to copy as tables."""
     for part in parts:
         if isinstance(part, Section):
             yield from tables(part.parts, medium) if medium in part.media else ()
@@ -141,6 +157,8 @@ def tables(parts: tuple[Part, ...], medium: Medium) -> Iterator[Table]:
             yield from tables(part.parts, medium) if medium != "html" else ()
         elif isinstance(part, Table):
             yield part
+        elif isinstance(part, Paragraph) and part.is_to_copy:
+            yield Table(("line",), ((part.text,),))
 
 
 def cells(
@@ -160,7 +178,11 @@ def headlines(document: Document) -> Iterator[str]:
 
 
 def leaves(value: Any, *, with_texts: bool = False) -> Iterator[float]:
+    """Its numbers, and for ratios by how much they are above or below 1, as tables print them."""
     if isinstance(value, dict):
+        if value.get("scale") == "ratio":
+            ends = map(value.get, ("value", "low", "high"))
+            yield from (end - 1.0 for end in ends if end is not None)
         yield from (leaf for v in value.values() for leaf in leaves(v, with_texts=with_texts))
     elif isinstance(value, list | tuple):
         yield from (leaf for v in value for leaf in leaves(v, with_texts=with_texts))
@@ -187,8 +209,8 @@ def check(document: Document, *, in_json: bool = True, with_texts: bool = False)
         assert printed <= numbers(text), (medium, sorted(printed - numbers(text)))
     data = {1.0, *leaves(document.data, with_texts=with_texts)}  # 100 % is 1 of itself
     for cell in cells(document, "markdown", left_out=LEFT_OUT) if in_json else ():
-        # The spread is half of an interval that the JSON has.
-        for word in words(cell.partition("\n±")[0]):
+        # The spread is half of an interval that the JSON has, which also has a list in its order.
+        for word in words(re.sub(r"^\d+\. |\n±.*", "", cell, flags=re.DOTALL)):
             assert is_in(word, data), (word, cell)
 
 
@@ -199,7 +221,11 @@ def test_the_forms_of_a_command_have_the_same_numbers(name: str, runner: Runner)
     # By op, the JSON has the counts of each file; facts of compared runs are texts, and the fields
     # of the others are sentences. A list of cells is printed in JSON as it is read.
     in_json = name not in ("hlo by op", "grid", "conventions", "bench plan", "bench list")
-    check(document, in_json=in_json, with_texts=name.startswith(("compare", "metrics")))
+    check(
+        document,
+        in_json=in_json,
+        with_texts=name.startswith(("compare", "gate", "metrics", "report")),
+    )
 
 
 @pytest.mark.parametrize("run", ["plain", "phases", "ranks", "calibrated", "served"])
