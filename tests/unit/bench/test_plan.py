@@ -166,7 +166,8 @@ def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
     made = plan(file(tmp_path, constraints=[{"require": "x < 2", "reason": "too much"}]))
     text = printed(made)
     assert "x=1" in text
-    assert "skipped: too much" in text
+    assert "skipped because" in text
+    assert "x=2       too much" in text
     assert "run 1" in text
     assert "time: not known" in text
     assert "run 2" in printed(made, every=True)
