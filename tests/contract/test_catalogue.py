@@ -13,18 +13,19 @@ from ergmeter.metrics.catalog import every_metric, positions
 
 PACKAGE = Path(__file__).parents[2] / "src" / "ergmeter"
 FEWEST = 3  # keys that make a list
-COLLECTIONS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.BinOp, ast.Constant)
+COLLECTIONS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.BinOp, ast.Constant, ast.Call)
 ALLOWED = ("metrics/catalog.py", "metrics/definitions/", "compat/")
 # Lists that are to go; each file leaves this set with its last one.
 LEFT: set[str] = set()
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that a module binds to texts, also by unpacking."""
-    for node in tree.body:
-        if not isinstance(node, ast.Assign):
+    """Names that a module or its classes bind to texts, also by unpacking or with a type."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in (*tree.body, *(statement for each in classes for statement in each.body)):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
-        for target in node.targets:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             values: list[ast.expr] = [node.value]
             targets = [target]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -34,16 +35,21 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield bound.id, str(value.value)
 
 
-def texts(node: ast.expr | None, names: Mapping[str, str]) -> Iterator[str]:
+def texts(node: ast.expr | ast.keyword | None, names: Mapping[str, str]) -> Iterator[str]:
     """The texts in a literal collection, nested and starred ones included."""
     match node:
         case ast.Constant(str(text)):
             yield from text.split() if "." in text else ()
-        case ast.Name(name) if name in names:
+        case ast.Name(name) | ast.Attribute(attr=name) if name in names:
             yield names[name]
-        case ast.Starred(value):
+        case ast.Starred(value) | ast.keyword(value=value):
             yield from texts(value, names)
-        case ast.Tuple(items) | ast.List(items) | ast.Set(items):
+        case (
+            ast.Tuple(items)
+            | ast.List(items)
+            | ast.Set(items)
+            | ast.Call(ast.Name("dict"), [], items)
+        ):
             for item in items:
                 yield from texts(item, names)
         case ast.Dict(keys, values):
@@ -80,6 +86,21 @@ def test_only_the_catalogue_lists_metrics() -> None:
     assert lists.keys() >= LEFT, "take files without a list of metrics out of LEFT"
 
 
+def keys_in_script(source: str) -> set[str]:
+    """The keys of the catalogue that a script has as texts of their own."""
+    return (
+        set(re.findall(r"(?<=[\"'`])[a-z_]+\.[a-z0-9_]+(?=[\"'`])", source)) & every_metric().keys()
+    )
+
+
+def test_no_script_lists_metrics() -> None:
+    scripts = sorted(PACKAGE.rglob("*.js"))
+    assert len(scripts) > 3
+    lists = {path.name: keys for path in scripts if (keys := keys_in_script(path.read_text()))}
+    assert {name: keys for name, keys in lists.items() if len(keys) >= FEWEST} == {}
+    assert len(keys_in_script("x = {\"time.step_s\": 1, 'time.run_s': `training.loss`}")) == FEWEST
+
+
 def test_the_page_names_every_view() -> None:
     page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
     listed = page.partition("The names of views: ")[2].partition("A test fails")[0]
@@ -103,6 +124,9 @@ A, B, C = '"time.step_s"', '"time.run_s"', '"training.loss"'
         f"X, Y, Z = {A}, {B}, {C}",
         f"X = {A}\nY = {B}\nZ = (X, Y, {C})",
         f"X = ({A}, {B}) + ({C},)",
+        f"X: str = {A}\nY: Final = {B}\ndef f(key):\n    return key in (X, Y, {C})",
+        f"class X:\n    Y = {A}\n    Z: str = {B}\nW = (X.Y, X.Z, {C})",
+        f"X = dict(a={A}, b={B}, c={C})",
         "X = 'time.step_s time.run_s training.loss'.split()",
         f"f({A}, [{B}, {C}, 'throughput.steps_per_s'])",
     ],

@@ -261,6 +261,11 @@ def in_view(view: str) -> dict[str, Position]:
     return dict(sorted(declared, key=lambda item: item[1].order))
 
 
+def titles_in(view: str) -> dict[str, str]:
+    """The label of each metric of a view, else its title, by key in their order there."""
+    return {key: at.label or every_metric()[key].title for key, at in in_view(view).items()}
+
+
 def expected_in(view: str) -> list[str]:
     """The keys of a view's metrics that are named with the reason where they are absent."""
     return [key for key, at in in_view(view).items() if at.is_expected]

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ergmeter.metrics.catalog import every_metric, in_view
+from ergmeter.metrics.catalog import every_metric, in_view, titles_in
 
 THROUGHPUT = "throughput.samples_per_s"
 TFLOP = "analysis.tflop_per_sequence"
@@ -39,7 +39,7 @@ JSON_NAMES = {
 }
 UNITS = {key: every_metric()[key].unit for key in JSON_NAMES}
 FORMULAS = {key: every_metric()[key].formula for key in JSON_NAMES}
-TITLES = {key: at.label or every_metric()[key].title for key, at in in_view("analyze").items()}
+TITLES = titles_in("analyze")
 COMPARED = tuple(in_view("analyze compare"))
 
 REMARK = (

@@ -485,8 +485,8 @@ METRICS = [
         column="mfu_frac",
         rule="mfu",
         views="card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
-        " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40;"
-        " ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
+        " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; serve run 30;"
+        " console 40; ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
         " bench matrix 50; analyze 10;"
         " analyze json 40 in % as mfu_percent; analyze compare 10",
     ),

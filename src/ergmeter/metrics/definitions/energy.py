@@ -219,7 +219,7 @@ METRICS = [
         rule="energy",
         aliases=sft_play("energy_J", "J", "energy after the warm-up"),
         views="card 600 in energy expected; report 90 expected; citation 30;"
-        " model card 170 in all steps; watch 50 as energy; so far 50;"
+        " model card 170 in all steps; watch 50 as energy; so far 50; serve run 40;"
         " ledger notes 20 as energy_J",
     ),
     _per_token(
@@ -238,8 +238,8 @@ METRICS = [
             " run",
         ),
         views="card 610 in energy; report 100; citation 40; model card 120 expected;"
-        " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40; serve live 50;"
-        " serve ledger 20; console 60; compare 30 as J/token;"
+        " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40 as J/token;"
+        " serve live 50; serve run 50; serve ledger 20; console 60; compare 30 as J/token;"
         " bench matrix 40 in open as J/token; pareto 20",
     ),
     _per_token(
@@ -277,7 +277,7 @@ METRICS = [
             *sft_play("avg_power_W", "W", "mean power after the warm-up"),
         ),
         views="card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
-        " serve live 40; console 50; otel 30 as hw.power",
+        " serve live 40 as power; serve run 60; console 50; otel 30 as hw.power",
     ),
     _power(
         "energy.peak_w",

@@ -232,7 +232,7 @@ METRICS = [
         ),
         views="card 100 in throughput expected; report 10 expected; citation 10;"
         " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
-        " so far 10; serve list 10; serve live 10; serve ledger 10; console 20;"
+        " so far 10; serve list 10; serve live 10; serve run 10; serve ledger 10; console 20;"
         " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10;"
         " bench report 10 expected; bench matrix 10 in open",
     ),

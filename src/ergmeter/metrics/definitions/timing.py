@@ -317,7 +317,8 @@ METRICS = [
         compute=step_s,
         quantity="speed",
         views="card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
-        " watch 20 as step time; recent 20; so far 20; serve list 20; serve live 20; console 30",
+        " watch 20 as step time; recent 20; so far 20; serve list 20 as step;"
+        " serve live 20 as step; serve run 20; console 30",
     ),
     *(
         _time(
@@ -379,7 +380,7 @@ METRICS = [
         rule="runtime",
         rule_aliases=("train_runtime",),
         aliases=sft_play("wall_s", "s", "wall clock time of the whole run"),
-        views="list 40 as lasted; serve list 50; bench compare 30;"
+        views="list 40 as lasted; serve list 50 as lasted; bench compare 30;"
         " bench report 110 as time expected; bench matrix 140 as time",
     ),
     _time(

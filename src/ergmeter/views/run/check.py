@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import catalogue, in_view
+from ergmeter.metrics.catalog import titles_in
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
 from ergmeter.records import Missing, Result, Summary
 from ergmeter.units import duration, grouped, number_of, printable
@@ -51,7 +51,7 @@ class ListedRun:
 def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
     """Return the runs of a directory with their newest notes."""
     name = directory.name or str(directory)
-    titles = {key: at.label or catalogue()[key].title for key, at in in_view("list").items()}
+    titles = titles_in("list")
     data = [_listed_data(listed, titles) for listed in runs]
     if not runs:
         none = f"no run in {directory}; `erg record -- COMMAND` makes one"

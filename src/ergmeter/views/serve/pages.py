@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import html
+import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.metrics.catalog import titles_in
 from ergmeter.views.charts import chart
 from ergmeter.views.serve.guard import refused, wants_page
 from ergmeter.views.serve.pool import LIBRARY
@@ -216,9 +218,11 @@ def frame(page: str, title: str, body: str) -> str:
         "charts": _LIBRARY,
         "icon": "icon.svg",
     }
-    addresses = {name: address(file) for name, file in files.items()}
+    fields = {name: address(file) for name, file in files.items()}
+    titles = {view: titles_in(f"serve {view}") for view in ("list", "live", "run")}
+    fields["metrics"] = html.escape(json.dumps(titles))
     template = _template("frame")
-    return template.format(page=page, title=title, body=body.rstrip(), nav=_links(), **addresses)
+    return template.format(page=page, title=title, body=body.rstrip(), nav=_links(), **fields)
 
 
 def _template(name: str) -> str:

@@ -2,6 +2,7 @@
 const RETRY_MS = 3000;
 const self = document.querySelector("script[data-worker]");
 const page = document.documentElement.dataset.page;
+const METRICS = JSON.parse(self.dataset.metrics); // of each view, titles by key in their order
 const byId = (id) => document.getElementById(id);
 const pathId = () => location.pathname.split("/")[2];
 
@@ -56,6 +57,14 @@ function absentLines(pairs) {
   return [...titles].map(([reason, all]) => el("p", { class: "absent" }, `No ${all.join(", ")}: ${reason}`));
 }
 
+// Readings of a view's metrics with their titles, and lines about those that are absent.
+function titled(view, readings = {}) {
+  const pairs = Object.entries(METRICS[view]).map(([key, title]) => [title, readings[key]]).filter(([, reading]) => reading);
+  const there = pairs.filter(([, reading]) => reading.missing === undefined);
+  const absent = absentLines(pairs.filter((pair) => !there.includes(pair)).map(([title, reading]) => [title, reading.missing]));
+  return { there, absent };
+}
+
 // -- states: a sign and a word, never a colour alone ----------------------------------------------
 const GOOD = ["finished", "imported", "exit code 0"];
 function kindOf(status) {
@@ -78,14 +87,9 @@ const COLUMNS = [
   { key: "created", title: "made", value: (run) => Date.parse(run.created) || 0 },
   { key: "model", title: "model", value: (run) => (run.model || "").toLowerCase(), side: true },
   { key: "devices", title: "devices", value: (run) => (run.devices || []).join(), side: true },
-  { key: "throughput.tokens_per_s", title: "tokens/s", isFigure: true },
-  { key: "time.step_s", title: "step", isFigure: true },
-  { key: "utilization.mfu_frac", title: "MFU", isFigure: true },
-  { key: "energy.joules_per_token", title: "J/token", isFigure: true },
-  { key: "time.run_s", title: "lasted", isFigure: true },
+  ...Object.entries(METRICS.list).map(([key, title]) => ({ key, title, isFigure: true, value: (run) => figureOf(run, key).value ?? null })),
 ];
 const figureOf = (run, key) => (run.readings || {})[key] || {};
-for (const one of COLUMNS) if (one.isFigure) one.value = (run) => figureOf(run, one.key).value ?? null;
 
 function runsPage() {
   const wanted = new URLSearchParams(location.hash.slice(1));
@@ -288,17 +292,8 @@ function runsPage() {
 }
 
 // -- a run while it is written --------------------------------------------------------------------
-const TILES = {
-  "throughput.tokens_per_s": "tokens/s", "time.step_s": "step", "training.loss": "loss",
-  "energy.mean_w": "power", "energy.joules_per_token": "energy per token", "utilization.mfu_frac": "MFU",
-  "memory.device_peak_bytes": "device memory", "memory.process_peak_bytes": "host memory",
-};
-const LISTED = { "throughput.tokens_per_s": "tokens/s", "time.step_s": "step time", "utilization.mfu_frac": "MFU",
-  "energy.joules_per_token": "energy per token", "time.run_s": "lasted" };
 // Of what nothing can be seen now: what was seen before stays on the page.
 const UNSEEN = { gone: "the run's directory is gone", unreadable: "the run can't be read" };
-const FIGURES = ["throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j",
-  "energy.joules_per_token", "energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes"];
 
 function loadCharts() {
   return new Promise((done, failed) => {
@@ -343,6 +338,9 @@ function runPage() {
 
   const badge = (basis) => el("span", { class: `badge ${basis}` }, basis);
 
+  const card = (title, one, ...more) => el("article", { class: marked("card", one) }, el("h3", {}, title), el("div", { class: "value" }, one.text),
+    one.impossible ? el("div", { class: "why" }, one.impossible) : null, ...more);
+
   function tile(title, found) {
     return el("div", { class: marked("tile", found), title: [found.impossible, found.note].filter(Boolean).join("; ") }, el("dt", {}, title),
       el("dd", {}, title === found.unit ? found.bare : found.text), el("dd", { class: "basis" }, badge(found.basis)));
@@ -350,13 +348,12 @@ function runPage() {
 
   function showLive(seen) {
     byId("live").hidden = false;
-    const known = Object.entries(TILES).map(([key, title]) => [title, (seen.readings || {})[key]]).filter(([, found]) => found);
-    const there = known.filter(([, found]) => found.missing === undefined);
+    const { there, absent } = titled("live", seen.readings);
     const steps = el("dd", { id: "step" }, seen.step === null ? "none yet" : seen.step.toLocaleString("en"));
     byId("tiles").replaceChildren(el("div", { class: "tile" }, el("dt", {}, "steps"), steps),
       ...there.map(([title, found]) => tile(title, found)));
-    byId("no-tiles").replaceChildren(...absentLines(known.filter(([, found]) => found.missing !== undefined).map(([title, found]) => [title, found.missing])));
-    byId("window").textContent = known.length ? `Of the newest steps: a window of ${seen.window}.` : "";
+    byId("no-tiles").replaceChildren(...absent);
+    byId("window").textContent = there.length + absent.length ? `Of the newest steps: a window of ${seen.window}.` : "";
     byId("marks").textContent = (seen.marks || []).map((one) => [one.name.replaceAll("_", " "), one.detail].filter(Boolean).join(": ")).join(" · ");
   }
 
@@ -392,24 +389,15 @@ function runPage() {
   function showFigures(found) {
     byId("title").textContent = found.title;
     document.title = `${found.title} · erg serve`;
-    const cards = [];
-    const absent = [];
-    for (const key of FIGURES) {
-      const one = found.shown[key];
-      if (!one) continue;
-      if (one.missing !== undefined) absent.push([found.titles[key], one.missing]);
-      else cards.push(el("article", { class: marked("card", one) }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
-        one.impossible ? el("div", { class: "why" }, one.impossible) : null,
-        one.interval ? el("div", { class: "dim" }, one.interval) : null,
-        badge(one.basis),
-        el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
-    }
+    const { there, absent } = titled("run", found.shown);
+    const cards = there.map(([title, one]) => card(title, one, one.interval ? el("div", { class: "dim" }, one.interval) : null, badge(one.basis),
+      el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
     const about = [found.devices.join(", "), found.host && `on ${found.host}`, found.model].filter(Boolean).join(" · ");
     const findings = found.check.findings.map((one) => el("li", {}, el("span", { class: one.weight }), one.seen, el("div", { class: "dim" }, one.effect)));
     const verdict = `${found.check.said[0].toUpperCase()}${found.check.said.slice(1)}.`;
     const ahead = found.ahead.missing === undefined ? found.ahead.text : `How far it is, nobody knows: ${found.ahead.missing}`;
     const made = el("section", { id: "figures", "aria-label": "figures" }, el("p", { class: "dim" }, about),
-      el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards), ...absentLines(absent),
+      el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards), ...absent,
       el("h2", {}, "Findings"), el("p", {}, el("strong", {}, verdict)),
       el("ul", { class: "findings" }, ...findings));
     const old = byId("figures");
@@ -423,12 +411,9 @@ function runPage() {
     const charts = showCharts("phases,steps,loss").then(() => showCharts("power"));
     const figures = ask(`/api/run/${id}/row`).then((row) => {
       if (byId("figures")) return;
-      const known = Object.entries(row.readings).filter(([key]) => LISTED[key]);
-      const [there, absent] = [true, false].map((is) => known.filter(([, one]) => (one.missing === undefined) === is));
-      byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
-        ...there.map(([key, one]) => el("article", { class: marked("card", one) }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
-          one.impossible ? el("div", { class: "why" }, one.impossible) : null, badge(one.basis)))),
-      ...absentLines(absent.map(([key, one]) => [LISTED[key], one.missing]))));
+      const { there, absent } = titled("list", row.readings);
+      byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" },
+        el("div", { class: "cards" }, ...there.map(([title, one]) => card(title, one, badge(one.basis)))), ...absent));
     });
     await Promise.allSettled([charts, figures]); // what can't be had is told with the report
   }
