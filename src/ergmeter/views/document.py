@@ -24,8 +24,9 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by its word, and so is a bench cell's `status` on a terminal. `below` is
   printed under its row on a terminal (a column elsewhere), `bar` is drawn on a terminal and left
-  out elsewhere, and `links` is on pages only. Two columns of text without a head are a list of fields. On a terminal,
-  a table with `row_titles` that is too wide continues below, with that many first columns repeated.
+  out elsewhere, and `links` is on pages only. Two columns of text without a head are a list of
+  fields. On a terminal, a table with `row_titles` that is too wide continues below, with that many
+  first columns repeated.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
   elsewhere. `ChartGrid`, `AxisChoice`, `TimeZoom`, `MetricCards` and `HeatMap` are for pages alone;
   a table beside them has their numbers.
