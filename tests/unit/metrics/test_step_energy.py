@@ -73,6 +73,9 @@ def test_exported_steps_have_their_energy_once_for_all_ranks(tmp_path: Path) -> 
         by_rank[rank].append(joules)
     assert by_rank[1] == [None] * 10
     assert sum(one for one in by_rank[0] if one) == pytest.approx(3000, rel=0.01)
+    by_energy = zip(table["energy_j"].to_pylist(), table["energy_basis"].to_pylist(), strict=True)
+    assert {basis for joules, basis in by_energy if joules is not None} == {"measured"}
+    assert table["energy_basis"].null_count == table["energy_j"].null_count
     assert reading(run, "energy.run_j").value == pytest.approx(3000, rel=0.01)
 
 

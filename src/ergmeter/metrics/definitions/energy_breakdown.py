@@ -438,7 +438,7 @@ def _with_energy(evidence: Evidence, table: pa.Table) -> pa.Table:
     writers = [evidence.run.writers[number].header["writer"] for number in numbers]
     is_own = pc.is_in(table["writer"], pa.array(writers)).to_numpy()
     columns = {"energy_j": each.joules, "energy_low_j": each.low_j, "energy_high_j": each.high_j}
+    columns["energy_basis"] = np.full(len(is_own), each.basis)
     for name, values in columns.items():
-        absent = ~is_own | np.isnan(values)
-        table = table.append_column(name, pa.array(values, mask=absent))
+        table = table.append_column(name, pa.array(values, mask=~is_own | np.isnan(each.joules)))
     return table
