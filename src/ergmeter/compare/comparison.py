@@ -36,7 +36,7 @@ from ergmeter.compare.verdicts import (
     verdict,
 )
 from ergmeter.errors import NotMeasurable, UsageError, suggestion
-from ergmeter.metrics.catalog import Metric, in_view, rule_metric
+from ergmeter.metrics.catalog import Metric, every_metric, in_view, rule_metric
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import (
     UNBOUNDED,
@@ -308,6 +308,8 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Metric
             if key != next((k for k in keys if k in present), keys[0])
         }
         chosen = [measure(key) for key in in_view("compare") if key not in unwanted]
+        if any(entry.kind == "job" for entry in entries):
+            chosen += [metric for metric in every_metric().values() if metric.scope == "job"]
     if options.target_loss is not None:
         chosen += [measure(TIME), measure(ENERGY)]
     return tuple(dict.fromkeys(chosen))

@@ -1,6 +1,6 @@
 """Entries of a comparison, their groups, and the measures that they are compared by.
 
-An entry is one measured run: a run, a ledger's row, a bench cell or an analysis. Each package
+An entry is a run, a job of several runs, a ledger's row, a bench cell or an analysis. Each package
 declares its sources of entries under the entry point `ergmeter.entries`.
 
 Facts are normalised here: "1024", "1024.0" and 1024 are one sequence length, True and "true" one
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ergmeter.runlog.settings import Settings
 
-EntryKind: TypeAlias = Literal["run", "ledger", "cell", "analysis"]
+EntryKind: TypeAlias = Literal["run", "job", "ledger", "cell", "analysis"]
 FAILED = ("oom", "error", "timeout", "diverged", "cancelled")  # statuses of runs that failed
 EVAL_LOSS = "training.eval_loss"
 SOURCE = "source"  # the pseudo column of the path on the command line
@@ -57,6 +57,7 @@ class Entry:
     configuration_id: str = ""  # equal for repeats of one bench configuration
     conditions: Mapping[str, str | None] = field(default_factory=dict)  # how it was measured
     again: Callable[[], Entry | None] | None = None  # computes it again over the training window
+    job: str = ""  # the job that it is a run of
     flops_per_token: float | None = None  # under the convention in its facts
 
     def value(self, key: str) -> float | None:

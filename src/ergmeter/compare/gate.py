@@ -382,6 +382,7 @@ def gate(
         *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
         notes=(
+            *(line for entry in (*new, *ref) if entry.kind == "job" for line in entry.remarks),
             *(f"left out: {line}" for line in left_out),
             *(line for label in asked.noise for line in _noise_notes(label, asked, drafts)),
             *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),

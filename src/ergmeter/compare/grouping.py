@@ -9,6 +9,7 @@ incomparable.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -162,6 +163,9 @@ def mixed_facts(group: Group, by: Sequence[str]) -> tuple[str, ...]:
         values = sorted(group.values(column))
         if len(values) > 1:
             notes.append(f"{group.name} mixes runs of different {title} ({_listed(values)})")
+    for job, runs in Counter(entry.job for entry in group.entries if entry.job).items():
+        if runs > 1:
+            notes.append(f"{group.name} has {runs} runs of the job {job}, which are no repeats")
     return (*notes, *_too_short(group))
 
 

@@ -22,7 +22,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
 from ergmeter.metrics.evidence.samples import or_missing
-from ergmeter.records import FloatArray, Reading, Result, is_above, weakest
+from ergmeter.records import FloatArray, Reading, Result, is_above, mapped, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 
@@ -112,9 +112,23 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
             for name, parts in by_job.items()}  # fmt: skip
 
 
+def is_resumed(parts: Sequence[JobRun]) -> bool:
+    """True if runs are declared as one job, or one goes on behind the first one's first step.
+
+    Repeats within one allocation have the id of one scheduler's job, too.
+    """
+    if parts[0].run.settings.get("job"):
+        return True
+    try:
+        firsts = [part.first_step() for part in parts if part.has_steps]
+    except NotMeasurable:
+        return False
+    return any(first > firsts[0] for first in firsts)
+
+
 def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
     """The metrics of a job by key."""
-    metrics = (wall_s, down_s, goodput_frac, steps, lost_steps, tokens, energy_j)
+    metrics = (wall_s, down_s, goodput_frac, steps, lost_steps, tokens, tokens_per_s, energy_j)
     return {f"job.{metric.__name__}": or_missing(metric, parts) for metric in metrics}
 
 
@@ -171,6 +185,13 @@ def tokens(parts: Sequence[JobRun]) -> Reading:
             whose = missing_ranks_note(part.evidence)
         note += f"; {part.run.path.name}: {whose}" if whose else ""
     return Reading(total, "tokens", "measured", note=note)
+
+
+def tokens_per_s(parts: Sequence[JobRun]) -> Reading:
+    """Tokens that were kept over the wall time."""
+    kept, span_s = tokens(parts), _wall_s(parts)
+    note = f"{kept.note}; over {duration(span_s)} from the first start to the last end"
+    return mapped(kept, lambda count: count / span_s, unit="tokens/s", note=note)
 
 
 def _tokens(part: JobRun, before: int | None) -> float:

@@ -23,6 +23,7 @@ from ergmeter.compare.entry import (
     source_of,
     why_left_out,
 )
+from ergmeter.compare.jobs import JobRun, is_resumed, job_id, job_results
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.metrics.catalog import catalogue, in_view
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")
+_LOSSES = ("training.loss", EVAL_LOSS)
+_OF_ONE_RUN = ("window", "whole_run_from", "run", "steps")
 
 
 def read_entries(
@@ -67,7 +70,7 @@ def read_entries(
     for number, read in enumerate(readers):
         on_progress(number, len(readers))
         parts.append(read())
-    joined = _joined(parts)
+    joined = _with_jobs(_joined(parts), wanted)
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
     # Directories last, so that they replace their ledger's row.
@@ -186,6 +189,56 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
     )
 
 
+def _with_jobs(source: SourceEntries, wanted: Wanted) -> SourceEntries:
+    """The entries, the runs of each resumed job under one argument as one.
+
+    Beside jobs a run is a job of itself, to be compared with them.
+    """
+    by_job: dict[object, list[Entry]] = {}
+    for entry in source.entries:
+        is_part = entry.job and entry.training is None
+        key = (entry.argument, entry.job) if is_part else id(entry)
+        by_job.setdefault(key, []).append(entry)
+    resumed: dict[int, Entry] = {}
+    joined: set[int] = set()
+    for entries in by_job.values():
+        if len(entries) > 1 and (job := _job(entries, wanted)):
+            resumed[id(entries[-1])] = job
+            joined |= {id(entry) for entry in entries[:-1]}
+    left = [resumed.get(id(e), e) for e in source.entries if id(e) not in joined]
+    if resumed or any(key.startswith("job.") for key in wanted.keys):
+        left = [_as_job(entry) if entry.kind == "run" else entry for entry in left]
+    return replace(source, entries=tuple(left))
+
+
+def _job(entries: Sequence[Entry], wanted: Wanted) -> Entry | None:
+    """The entry of a job: facts, losses and outcome of its last run; None if it was not resumed."""
+    pairs = [(JobRun.of(Run.open(entry.run)), entry) for entry in entries if entry.run]
+    pairs.sort(key=lambda pair: pair[0].start_s)
+    parts, last = [part for part, _ in pairs], pairs[-1][1]
+    if not is_resumed(parts):
+        return None
+    source = f"job {last.job} in {last.argument}"
+    names = ", ".join(part.run.path.name for part in parts)
+    note = f"{source}: {len(parts)} runs of one job, counted once: {names}"
+    why = f"{source} has {len(parts)} runs: compare by job.tokens_per_s or job.energy_j (erg job)"
+    losses = {key: last.figures[key] for key in _LOSSES if key in last.figures}
+    results = job_results(parts)
+    facts = {name: value for name, value in last.facts.items() if name not in _OF_ONE_RUN}
+    steps = results["job.steps"]
+    facts |= facts_of({"steps": steps.value if isinstance(steps, Reading) else None})
+    figures = {**dict.fromkeys(wanted.keys, Missing(why)), **losses, **results}
+    cautions = tuple(line for entry in entries for line in entry.cautions)
+    job = replace(last, source=source, facts=facts, figures=figures, kind="job", run=None)
+    return replace(job, cautions=cautions, remarks=(note,))
+
+
+def _as_job(entry: Entry) -> Entry:
+    """A run with the metrics of a job beside its own."""
+    parts = [JobRun.of(Run.open(entry.run))] if entry.run and entry.status == "ok" else []
+    return replace(entry, figures={**entry.figures, **job_results(parts)}) if parts else entry
+
+
 def _run(
     path: Path, *, argument: str | None, wanted: Wanted, only: int | None = None
 ) -> SourceEntries:
@@ -258,6 +311,7 @@ def _entry(
         run.path,
         tuple(remarks),
         training=training,
+        job=job_id(run) or "",
         cautions=(*damage, *_unfit(evidence, source)),
         flops_per_token=None if any(f.not_counted for f in evidence.flops[:1]) else each,
     )
@@ -267,7 +321,8 @@ def _entry(
 def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> SourceEntries:
     """A run without metrics to compare."""
     facts = {**facts_of(run.workload), "name": run.name, "run": str(run.path)}
-    entry = Entry(source, argument, facts, {}, run.path, status=status, reason=reason)
+    job = job_id(run) or ""
+    entry = Entry(source, argument, facts, {}, run.path, status=status, reason=reason, job=job)
     return SourceEntries((entry,))
 
 

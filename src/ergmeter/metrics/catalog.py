@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.evidence.evidence import Evidence
 
-Scope: TypeAlias = Literal["run", "comparison", "cell", "analysis"]
+Scope: TypeAlias = Literal["run", "comparison", "cell", "job", "analysis"]
 
 LEDGER_SYSTEM = "SFT-Play"  # whose names of metrics are the columns of an energy ledger
 IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such a reading
@@ -95,7 +95,7 @@ class Metric:
     `reading` and `device_reading`, which set the mark.
 
     `scope`: what has it. A metric of scope "run" is computed from a run. The others are filled in
-    by a comparison, a bench cell or a Trainium analysis.
+    by a comparison, a bench cell, a job or a Trainium analysis.
     `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.

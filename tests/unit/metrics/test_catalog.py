@@ -67,7 +67,12 @@ RULES = {
 def test_the_catalogue_of_a_run_has_no_metric_of_another_scope() -> None:
     others = set(every_metric()) - set(catalogue())
     assert {"training.eval_loss", "target.time_s", "memory.peak_bytes", "analysis.score"} <= others
-    assert {every_metric()[key].scope for key in others} == {"comparison", "cell", "analysis"}
+    assert {every_metric()[key].scope for key in others} == {
+        "comparison",
+        "cell",
+        "job",
+        "analysis",
+    }
     assert list(catalogue()) == [key for key in every_metric() if key in catalogue()]
 
 

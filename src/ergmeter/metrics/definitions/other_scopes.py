@@ -1,4 +1,4 @@
-"""Metrics that no run has by itself: of comparisons, bench cells and Trainium analyses.
+"""Metrics that no run has by itself: of comparisons, bench cells, jobs and Trainium analyses.
 
 Each is filled in where it is known. Asked of a run, it is absent with the reason.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, Scope
+from ergmeter.records import Direction
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -27,6 +28,7 @@ def _of_scope(scope: Scope, needs: str, why: str) -> partial[Metric]:
 _compared = _of_scope("comparison", "a comparison", "only a comparison has it: erg compare")
 _of_cell = _of_scope("cell", "a cell of a bench", "only a cell of a bench has it: erg bench run")
 _cell_bytes = partial(_of_cell, unit="B", direction="lower")
+_of_job = _of_scope("job", "the runs of a job", "only a job has it: erg job")
 _analysed = _of_scope(
     "analysis", "compiled graphs (HLO)", "only a Trainium analysis has it: erg analyze"
 )
@@ -45,6 +47,16 @@ _TRAINER_MEMORY = {
     "discrepancy": "memory.hf_peak_prose_bytes - memory.hf_peak_bytes",
     "seed": "allocated, by FMS's first file format",
 }
+_JOB: tuple[tuple[str, str, str, Direction, str], ...] = (
+    ("wall_s", "time, first start to last end", "s", "lower", "last run's end - first run's start"),
+    ("down_s", "between the runs", "s", "lower", "job.wall_s - time covered by a run"),
+    ("goodput_frac", "goodput", "frac", "higher", "time in steps that were kept / job.wall_s"),
+    ("steps", "steps kept", "steps", "neither", "steps that no later run repeated"),
+    ("lost_steps", "steps made again", "steps", "lower", "steps that a later run repeated"),
+    ("tokens", "tokens kept", "tokens", "neither", "tokens of all ranks in the steps kept"),
+    ("tokens_per_s", "tokens/s kept", "tokens/s", "higher", "job.tokens / job.wall_s"),
+    ("energy_j", "energy, all runs", "J", "lower", "sum of the runs' energy, lost steps included"),
+)
 _TRAINER_PEAK_VIEWS = (
     "bench report 60 in memory as hf expected;"
     " bench matrix 90 in memory as memory in tensors, peak (hf)"
@@ -134,6 +146,10 @@ METRICS = [
             views=_TRAINER_PEAK_VIEWS if name == "peak" else "",
         )
         for name, formula in _TRAINER_MEMORY.items()
+    ),
+    *(
+        _of_job(f"job.{name}", title, unit, direction, formula)
+        for name, title, unit, direction, formula in _JOB
     ),
     # In the view "analyze json", a label is nki-llama's name and a group the unit there.
     _analysed(

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import titles_in
+from ergmeter.metrics.catalog import every_metric, titles_in
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
 from ergmeter.records import Missing, Result, Summary
 from ergmeter.units import duration, grouped, number_of, printable
@@ -112,17 +112,6 @@ def _made(run: Run) -> str:
 # `erg job`.
 
 
-_TITLES = {
-    "job.wall_s": "time, first start to last end",
-    "job.down_s": "between the runs",
-    "job.goodput_frac": "goodput",
-    "job.steps": "steps kept",
-    "job.lost_steps": "steps made again",
-    "job.tokens": "tokens kept",
-    "job.energy_j": "energy, all runs",
-}
-
-
 def job_document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> Document:
     """Return the runs in order, then their totals."""
     columns = (*columns_of("run", "began", "lasted", "steps"), TableColumn("status"))
@@ -150,9 +139,10 @@ def _job_row(part: JobRun) -> tuple[str, ...]:
 
 
 def _total(key: str, result: Result) -> tuple[str, str, str]:
+    title = every_metric()[key].title
     if isinstance(result, Missing):
-        return _TITLES[key], "-", result.reason
-    return _TITLES[key], card.value(result), result.note
+        return title, "-", result.reason
+    return title, card.value(result), result.note
 
 
 def _job_data(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:
