@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from ergmeter.compare.entry import read_side
 from ergmeter.compat.nki_llama import CONSOLE_SECTIONS
+from ergmeter.neuron.score import COMPARED
+from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, Lab, erg
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
@@ -462,6 +465,38 @@ def test_a_run_of_an_analysis_reports_the_same_metrics(
     assert (flops.convention, flops.engine) == (document["convention"], "analytic")
     assert flops.tokens_per_step == document["batch_size"] * document["sequence_length"]
     assert report["settings"]["num_devices"] == document["peak"]["cores"] == 32
+
+
+@pytest.mark.parametrize("given", [(), ("--throughput", "3")])
+def test_the_entries_of_a_run_and_of_its_analysis_agree(
+    example: Lab, given: tuple[str, ...]
+) -> None:
+    document = run_of(example, "run", "--log-file", "train.log", *given)
+    (example.path / "run.json").write_text(json.dumps(document))
+    of_run, of_file = (
+        read_side(example.path / name, (*COMPARED, "throughput.tokens_per_s")).entries[0]
+        for name in ("run", "run.json")
+    )
+    assert set(of_file.figures) == {*COMPARED, "throughput.tokens_per_s"}
+    for key, result in of_file.figures.items():
+        other = of_run.figures[key]
+        assert isinstance(result, Reading)
+        assert isinstance(other, Reading)
+        for name in ("unit", "basis", "note", "impossible"):
+            assert getattr(result, name) == getattr(other, name), (key, name)
+        for name in ("value", "low", "high"):
+            assert getattr(result, name) == pytest.approx(getattr(other, name)), (key, name)
+
+
+def test_the_default_rules_judge_analyses(example: Lab) -> None:
+    for name, given in (("slow", ()), ("fast", ("--throughput", "3"))):
+        document = run_of(example, name, "--log-file", "train.log", *given)
+        (example.path / f"{name}.json").write_text(json.dumps(document))
+    for new in ("slow.json", "slow", "fast.json"):
+        assert judged(example, new, "slow.json", "--noise", "1%")["state"] == "pass"
+    worse = example.run(ERG, "gate", "slow.json", "fast.json", "--noise", "1%")
+    assert worse.returncode == 1, worse.stdout
+    assert "tokens_per_s -3% -33.3 % (12288 to 8192)" in " ".join(worse.stdout.decode().split())
 
 
 def test_other_settings_are_computed_from_the_steps(example: Lab) -> None:

@@ -22,8 +22,8 @@ from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
-from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
-from ergmeter.records import Missing, Reading, Result, mapped
+from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS, with_token_rate
+from ergmeter.records import BASES, Basis, Missing, Reading, Result, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,6 +131,8 @@ class EarlierOutput:
             facts["tuning"] = "lora" if lora else "full"
             facts |= {"lora_r": lora.get("r"), "lora_targets": lora.get("targets")} if lora else {}
         figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
+        if length := _number(self.document, "sequence_length"):
+            figures = with_token_rate(figures, length)
         if isinstance(figures[SCORE], Reading):
             base = _part(self.document, "training_score_breakdown")
             facts |= {name: _number(base, name) for name in ("base_mfu", "base_throughput")}
@@ -161,10 +163,11 @@ class EarlierOutput:
             return Missing(str(reason or "the output does not hold it"))
         origin = _part(_part(self.document, "obtained"), name)
         low, high = (_number(origin, end) for end in ("low", "high"))
+        basis: Basis = next((each for each in BASES if each == origin.get("basis")), "reported")
         return Reading(
-            value / scale, UNITS[key], "reported",
+            value / scale, UNITS[key], basis,
             None if low is None else low / scale, None if high is None else high / scale,
-            note=self.convention if key == MFU else str(origin.get("note") or ""),
+            note=str(origin.get("note") or (self.convention if key == MFU else "")),
             impossible=self.impossible.get(key, ""),
         )  # fmt: skip
 

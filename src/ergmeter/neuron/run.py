@@ -14,8 +14,7 @@ from ergmeter.errors import UsageError
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import EarlierOutput
-from ergmeter.neuron.score import THROUGHPUT
-from ergmeter.records import Reading, Result, mapped
+from ergmeter.neuron.score import with_token_rate
 from ergmeter.runlog.format import WRITER_FILE
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import amend_header
@@ -23,8 +22,6 @@ from ergmeter.runlog.writer import amend_header
 if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
     from ergmeter.records import Flops
-
-_TOKENS_PER_S = "throughput.tokens_per_s"
 
 
 def check_run(request: AnalysisRequest, *, is_original: bool) -> None:
@@ -47,7 +44,8 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     flops = tuple(_of_a_step(each, details) for each in details.figures.work.flops.values())
     run = import_log(ImportRequest(log, path, settings=_settings(details), flops=flops)).runs[-1]
     facts = EarlierOutput(log, document(analysis)).entry.facts
-    results = {key: asdict(result) for key, result in _results(analysis).items()}
+    readings = with_token_rate(analysis.readings, analysis.seq_len)
+    results = {key: asdict(result) for key, result in readings.items()}
     (writer,) = run.path.glob(f"*/{WRITER_FILE}")
     amend_header(writer.parent, workload=dict(facts), analysis=results)
     return run.path
@@ -75,12 +73,3 @@ def _settings(details: JobDetails) -> Settings:
         dtype=machine.dtype,
         num_devices=machine.cores,
     )
-
-
-def _results(analysis: Analysis) -> dict[str, Result]:
-    """The results by metric, with tokens per second from sequences per second."""
-    rate, length = analysis.readings[THROUGHPUT], analysis.seq_len
-    if isinstance(rate, Reading):
-        note = f"{length} tokens a sequence; {rate.note}"
-        rate = mapped(rate, lambda seq_per_s: seq_per_s * length, unit="tokens/s", note=note)
-    return {**analysis.readings, _TOKENS_PER_S: rate}

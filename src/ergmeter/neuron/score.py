@@ -17,12 +17,22 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ergmeter.metrics.catalog import every_metric, in_view, titles_in
+from ergmeter.records import Reading, Result, mapped
 
 THROUGHPUT = "throughput.samples_per_s"
 TFLOP = "analysis.tflop_per_sequence"
 TFLOP_PER_S = "analysis.tflop_per_s"
 NKI = "analysis.nki_frac"
 SCORE = "analysis.score"
+
+
+def with_token_rate(readings: dict[str, Result], seq_len: float) -> dict[str, Result]:
+    """The metrics with tokens per second, which are sequences per second times their length."""
+    rate = readings[THROUGHPUT]
+    if isinstance(rate, Reading):
+        note = f"{seq_len:.0f} tokens a sequence; {rate.note}"
+        rate = mapped(rate, lambda seq_per_s: seq_per_s * seq_len, unit="tokens/s", note=note)
+    return {**readings, "throughput.tokens_per_s": rate}
 
 
 class JsonName(NamedTuple):
