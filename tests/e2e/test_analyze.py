@@ -459,12 +459,15 @@ def test_a_run_of_an_analysis_reports_the_same_metrics(
             assert reading[end] is None or scale * reading[end] == origin[end]
     assert readings["steps.count"]["value"] == 19
     assert readings["training.loss"]["value"] == 5.0
+    assert report["settings"]["num_devices"] == document["peak"]["cores"] == 32
+    if given:
+        assert not Run.open(example.path / "run").flops
+        return
     per_step = document["tflop_per_sequence"] * 1e12 * document["batch_size"]
     (flops, *_) = Run.open(example.path / "run").flops
     assert flops.model_per_step == pytest.approx(per_step)
     assert (flops.convention, flops.engine) == (document["convention"], "analytic")
     assert flops.tokens_per_step == document["batch_size"] * document["sequence_length"]
-    assert report["settings"]["num_devices"] == document["peak"]["cores"] == 32
 
 
 @pytest.mark.parametrize("given", [(), ("--throughput", "3")])
@@ -500,12 +503,42 @@ def test_the_default_rules_judge_analyses(example: Lab) -> None:
 
 
 def test_other_settings_are_computed_from_the_steps(example: Lab) -> None:
-    document = run_of(example, "run", "--log-file", "train.log", "--throughput", "3")
+    document = run_of(example, "run", "--log-file", "train.log")
     readings = report_of(example.path / "run", "--dtype", "fp32")["readings"]
-    in_fp32 = document["mfu_percent"] / 100 * 2 / 3 * 95 / 23.75  # at the log's own 2 sequences/s
+    in_fp32 = document["mfu_percent"] / 100 * 95 / 23.75
     assert readings["utilization.mfu_frac"]["value"] == pytest.approx(in_fp32)
     assert readings["throughput.samples_per_s"]["value"] == pytest.approx(2.0)
     assert readings["analysis.score"]["value"] == document["training_score"]
+
+
+def test_with_a_given_throughput_no_rate_is_computed_from_the_steps(example: Lab) -> None:
+    document = run_of(example, "run", "--log-file", "train.log", "--throughput", "3")
+    why = "the analysis was made with --throughput 3: the log's steps do not count"
+    expected = {
+        "throughput.samples_per_s": 3.0,
+        "throughput.tokens_per_s": 3.0 * document["sequence_length"],
+    }
+    mfu = {f"utilization.{name}_frac": document["mfu_percent"] / 100 for name in ("mfu", "hfu")}
+    absent = {
+        *("throughput.whole_run_tokens_per_s", "throughput.whole_run_samples_per_s"),
+        *("throughput.tokens_per_s_per_device", "utilization.whole_run_mfu_frac"),
+        "compute.model_flops_per_s_per_device",
+    }
+    run = example.path / "run"
+    for options, values in (((), expected | mfu), (("--dtype", "fp32"), expected)):
+        readings = report_of(run, *options)["readings"]
+        rates = {
+            key: reading["value"]
+            for key, reading in readings.items()
+            if "value" in reading
+            and re.match(r"(throughput|utilization|compute)\.", key)
+            and key != "throughput.steps_per_s"
+        }
+        assert rates == pytest.approx(values), options
+        assert {key: readings[key]["missing"] for key in absent} == dict.fromkeys(absent, why)
+    _, printed, _ = erg("explain", run)
+    assert why in " ".join(printed.split())
+    assert "13.0 %" not in printed
 
 
 def test_runs_of_analyses_are_gated_and_compared(example: Lab) -> None:

@@ -338,7 +338,7 @@ def analysed(evidence: Evidence) -> dict[str, Result]:
     """The results of `erg analyze` that are stored in a run, by metric.
 
     Metrics that a run has by itself are computed from its steps where the reader declares other
-    settings or FLOPs, or looks at a part of the run.
+    settings or FLOPs, or looks at a part of the run; rates only where the steps count.
     """
     run = evidence.run
     stored = {key: result for key, result in run.analysis.items() if key in every_metric()}
@@ -348,7 +348,12 @@ def analysed(evidence: Evidence) -> dict[str, Result]:
         and evidence.flops == run.flops
     ):
         return stored
-    return {key: result for key, result in stored.items() if key not in catalogue()}
+    fixed = "throughput." if run.no_flops else None
+    return {
+        key: result
+        for key, result in stored.items()
+        if key not in catalogue() or (fixed and key.startswith(fixed))
+    }
 
 
 def ask_devices(evidence: Evidence) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.importing import ImportRequest, import_log
+from ergmeter.metrics.catalog import catalogue
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import EarlierOutput
 from ergmeter.neuron.score import with_token_rate
+from ergmeter.records import Missing
 from ergmeter.runlog.format import WRITER_FILE
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import amend_header
@@ -22,6 +24,12 @@ from ergmeter.runlog.writer import amend_header
 if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
     from ergmeter.records import Flops
+
+_RATES_OF_STEPS = [
+    key
+    for key, metric in catalogue().items()
+    if key.startswith("throughput.") and any(n.startswith("steps with") for n in metric.needs)
+]
 
 
 def check_run(request: AnalysisRequest, *, is_original: bool) -> None:
@@ -37,6 +45,7 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     """Makes the run and returns its directory.
 
     A log of several runs makes several, as `erg import` does. The results are those of the last.
+    With a given throughput, its rates and MFU are never computed from the steps of the log.
     """
     details, log = analysis.details, analysis.request.log_file
     assert details is not None
@@ -45,9 +54,14 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     run = import_log(ImportRequest(log, path, settings=_settings(details), flops=flops)).runs[-1]
     facts = EarlierOutput(log, document(analysis)).entry.facts
     readings = with_token_rate(analysis.readings, analysis.seq_len)
-    results = {key: asdict(result) for key, result in readings.items()}
+    stored: dict[str, Any] = {"workload": dict(facts)}
+    if (rate := analysis.request.throughput) is not None:
+        why = f"the analysis was made with --throughput {rate:g}: the log's steps do not count"
+        readings = {**dict.fromkeys(_RATES_OF_STEPS, Missing(why)), **readings}
+        stored |= {"flops": [], "no_flops": why}
+    stored["analysis"] = {key: asdict(result) for key, result in readings.items()}
     (writer,) = run.path.glob(f"*/{WRITER_FILE}")
-    amend_header(writer.parent, workload=dict(facts), analysis=results)
+    amend_header(writer.parent, **stored)
     return run.path
 
 
