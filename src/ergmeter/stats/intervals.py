@@ -116,7 +116,7 @@ def tail_probability(shift: float, dof: float, *, critical: float) -> float:
     """
     s, weight = _spreads(dof)
     edge = critical * s
-    return float(weight @ (_normal(shift - edge) + _normal(-shift - edge)))
+    return float((weight * (_normal(shift - edge) + _normal(-shift - edge))).sum())
 
 
 def spread_bounds(dof: float, *, confidence: float) -> tuple[float, float]:
@@ -172,7 +172,7 @@ def interval_of(top: FloatArray, bottom: FloatArray) -> tuple[float, float]:
     blocks = len(top)
     ratio = float(top.sum() / bottom.sum())
     residuals = top - ratio * bottom
-    variance = float(residuals @ residuals) / (blocks - 1)
+    variance = float((residuals**2).sum()) / (blocks - 1)
     margin = t95(blocks - 1) * math.sqrt(blocks * variance) / float(bottom.sum())
     return max(0.0, ratio - margin), ratio + margin
 
@@ -215,13 +215,13 @@ def slope_interval(t_s: FloatArray, values: FloatArray) -> tuple[float, float, f
     edges = np.linspace(0, len(values), blocks + 1).astype(int)
     t = np.array([t_s[a:b].mean() for a, b in pairwise(edges)])
     v = np.array([values[a:b].mean() for a, b in pairwise(edges)])
-    centred = t - t.mean()
-    weight = float(centred @ centred)
+    # Both centred, so that values that do not change have a slope of exactly 0.
+    t, v = t - t.mean(), v - v.mean()
+    weight = float((t**2).sum())
     if weight == 0:
         return None
-    slope = float(centred @ v) / weight
-    residuals = v - v.mean() - slope * centred
-    error = math.sqrt(float(residuals @ residuals) / (blocks - 2) / weight)
+    slope = float((t * v).sum()) / weight
+    error = math.sqrt(float(((v - slope * t) ** 2).sum()) / (blocks - 2) / weight)
     margin = t95(blocks - 2) * error
     return slope, slope - margin, slope + margin
 

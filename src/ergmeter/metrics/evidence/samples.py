@@ -226,7 +226,7 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     edges = np.unique(np.concatenate((window.starts_ns, between, window.ends_ns)))
     levels = np.interp(edges, series.t_ns, series.values)
     inside_ns = np.diff(window.elapsed_ns(edges))  # 0 in a cut
-    return float(inside_ns @ (levels[1:] + levels[:-1])) / 2 / float(inside_ns.sum())
+    return float((inside_ns * (levels[1:] + levels[:-1])).sum()) / 2 / float(inside_ns.sum())
 
 
 @cached_result
