@@ -57,7 +57,7 @@ class Entry:
     configuration_id: str = ""  # equal for repeats of one bench configuration
     conditions: Mapping[str, str | None] = field(default_factory=dict)  # how it was measured
     again: Callable[[], Entry | None] | None = None  # computes it again over the training window
-    job: str = ""  # the job that it is a run of
+    job: str = ""  # the job that it is a run of; once all runs are read, only if that was resumed
     flops_per_token: float | None = None  # under the convention in its facts
 
     def value(self, key: str) -> float | None:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 # Rules and the noise of runs.
 
 DEFAULT_RULES = ("tokens_per_s -3%", "peak_memory +2%", "loss +-1%")
+JOB_RULES = ("job.tokens_per_s -3%", "loss +-1%")  # the default where a side has resumed jobs
 _WRITTEN = re.compile(r"\s*([\w.]+)\s+(\+-|-\+|±|\+|-|)\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)\s*")
 _Sign: TypeAlias = Literal["-", "+", "+-"]
@@ -164,7 +165,7 @@ def check_trainings(path: Path, entries: Sequence[Entry]) -> None:
     """Several trainings in one run are no repeats of one another."""
     numbers = [entry.training for entry in entries if entry.training is not None]
     if len(set(numbers)) > 1:
-        names = " or ".join(entry.argument for entry in entries if entry.training is not None)
+        names = " or ".join(entry.source for entry in entries if entry.training is not None)
         raise UsageError(f"{path} has {len(numbers)} trainings: name one of them, {names}")
 
 
@@ -361,8 +362,10 @@ def gate(
     """
     asked = options or CompareOptions()
     is_default = not rules
+    has_jobs = any(entry.kind == "job" for entry in (*new, *ref))
     wanted = tuple(
-        parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
+        parse_rule(rule) if isinstance(rule, str) else rule
+        for rule in rules or (JOB_RULES if has_jobs else DEFAULT_RULES)
     )
     pairing = pair_sides(new, ref, asked)
     fair = [(pair, _fairness(pair)) for pair in pairing.both]
@@ -383,6 +386,7 @@ def gate(
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
         notes=(
             *(line for entry in (*new, *ref) if entry.kind == "job" for line in entry.remarks),
+            *(line for entry in (*new, *ref) for line in entry.cautions),
             *(f"left out: {line}" for line in left_out),
             *(line for label in asked.noise for line in _noise_notes(label, asked, drafts)),
             *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
@@ -393,7 +397,9 @@ def gate(
         return made
     unjudged_rules = made.unjudged if is_default else ()
     spared = [
-        rule for rule in unjudged_rules if not any(p.ref.has(rule.measure) for p in pairing.pairs)
+        rule
+        for rule in unjudged_rules
+        if rule.measure.scope != "job" and not any(p.ref.has(rule.measure) for p in pairing.pairs)
     ]
     if len(spared) == len(wanted):
         spared = []

@@ -163,6 +163,7 @@ def mixed_facts(group: Group, by: Sequence[str]) -> tuple[str, ...]:
         values = sorted(group.values(column))
         if len(values) > 1:
             notes.append(f"{group.name} mixes runs of different {title} ({_listed(values)})")
+    # `job` is that of a resumed job; the runs of one in a folder are one entry.
     for job, runs in Counter(entry.job for entry in group.entries if entry.job).items():
         if runs > 1:
             notes.append(f"{group.name} has {runs} runs of the job {job}, which are no repeats")

@@ -21,8 +21,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
-from ergmeter.metrics.evidence.samples import or_missing
-from ergmeter.records import FloatArray, Reading, Result, is_above, mapped, weakest
+from ergmeter.metrics.evidence.samples import or_missing, or_none
+from ergmeter.records import Basis, FloatArray, Reading, Result, is_above, mapped, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class JobRun:
     end_s: float
 
     @classmethod
-    def of(cls, run: Run) -> JobRun:
-        """A run as part of a job."""
-        evidence = SpanEvidence(run)
+    def of(cls, run: Run, settings: Settings | None = None) -> JobRun:
+        """A run as part of a job. `settings` are added to those that it declared."""
+        evidence = SpanEvidence(run, settings=settings)
         zero_ns = run.wall_zero_ns
         start_ns = end_ns = run.start_ns
         with suppress(NotMeasurable):  # it was cut off before its first record
@@ -112,18 +113,28 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
             for name, parts in by_job.items()}  # fmt: skip
 
 
-def is_resumed(parts: Sequence[JobRun]) -> bool:
-    """True if runs are declared as one job, or one goes on behind the first one's first step.
+def resumed_jobs(parts: Iterable[JobRun]) -> list[list[JobRun]]:
+    """The resumed jobs among runs with one job's id, each in the order of their start.
 
-    Repeats within one allocation have the id of one scheduler's job, too.
+    Runs that were declared as one job are one. Repeats within one allocation have the id of its
+    job, too: a run that begins at or below the first step of those before it begins another.
     """
-    if parts[0].run.settings.get("job"):
-        return True
-    try:
-        firsts = [part.first_step() for part in parts if part.has_steps]
-    except NotMeasurable:
-        return False
-    return any(first > firsts[0] for first in firsts)
+    ordered = sorted(parts, key=lambda part: part.start_s)
+    if ordered and ordered[0].run.settings.get("job"):
+        return [ordered] if len(ordered) > 1 else []
+    by_start: list[list[JobRun]] = []
+    resumed: list[list[JobRun]] = []
+    lowest: int | None = None
+    for part in ordered:
+        first = or_none(part.first_step) if part.has_steps else None
+        goes_on = lowest is not None and first is not None and first > lowest
+        if by_start and (goes_on or not part.has_steps):
+            by_start[-1].append(part)
+            resumed += [by_start[-1]] if goes_on and by_start[-1] not in resumed else []
+        else:
+            by_start.append([part])
+            lowest = first
+    return resumed
 
 
 def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
@@ -176,15 +187,17 @@ def lost_steps(parts: Sequence[JobRun]) -> Reading:
 def tokens(parts: Sequence[JobRun]) -> Reading:
     """Tokens of all ranks in the steps whose work was kept."""
     total = 0.0
+    bases: list[Basis] = []
     note = f"of steps that were kept, {_runs(parts)}"
     for part, before in zip(parts, _resumed(parts), strict=True):
         if not part.has_steps:
             continue
         with part.named_reasons():
-            total += _tokens(part, before)
+            count, basis = _tokens(part, before)
+            total, bases = total + count, [*bases, basis]
             whose = missing_ranks_note(part.evidence)
         note += f"; {part.run.path.name}: {whose}" if whose else ""
-    return Reading(total, "tokens", "measured", note=note)
+    return Reading(total, "tokens", weakest(*bases), note=note)
 
 
 def tokens_per_s(parts: Sequence[JobRun]) -> Reading:
@@ -194,14 +207,17 @@ def tokens_per_s(parts: Sequence[JobRun]) -> Reading:
     return mapped(kept, lambda count: count / span_s, unit="tokens/s", note=note)
 
 
-def _tokens(part: JobRun, before: int | None) -> float:
+def _tokens(part: JobRun, before: int | None) -> tuple[float, Basis]:
     rows = part.evidence.work
     for column in ("tokens_real", "tokens_computed"):
         values = reported_counts(part.evidence, rows, column)
         if values is not None:
             counted = values if before is None else values[rows["index"] < before]
-            return float(counted.sum())
-    raise NotMeasurable("its steps have no token count")
+            return float(counted.sum()), "measured"
+    declared = part.evidence.settings.tokens_per_step
+    if declared is None:
+        raise NotMeasurable("its steps have no token count")
+    return float(declared * part.kept_steps(before)[1]), "assumed"
 
 
 def energy_j(parts: Sequence[JobRun]) -> Reading:

@@ -23,7 +23,7 @@ from ergmeter.compare.entry import (
     source_of,
     why_left_out,
 )
-from ergmeter.compare.jobs import JobRun, is_resumed, job_id, job_results
+from ergmeter.compare.jobs import JobRun, job_id, job_results, resumed_jobs
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.metrics.catalog import catalogue, in_view
@@ -70,11 +70,11 @@ def read_entries(
     for number, read in enumerate(readers):
         on_progress(number, len(readers))
         parts.append(read())
-    joined = _with_jobs(_joined(parts), wanted)
+    joined = _joined(parts)
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
-    # Directories last, so that they replace their ledger's row.
-    for entry in sorted(entries, key=_is_directory):
+    # The last replaces the others: a directory its ledger's row, a job's run in a folder its own.
+    for entry in sorted(entries, key=lambda e: (_is_directory(e), bool(e.job and _folder(e)))):
         identity = _identity(entry)
         if identity in unique:
             left_out.append(
@@ -83,8 +83,11 @@ def read_entries(
         unique[identity] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
     ordered = sorted(unique.values(), key=lambda e: order[id(e)])
-    failed = (entry for entry in joined.entries if entry.status != "ok")
-    return SourceEntries((*_of_one_window(ordered, wanted), *failed), tuple(left_out))
+    failed = [entry for entry in joined.entries if entry.status != "ok"]
+    with_jobs = _with_jobs([*ordered, *failed], joined.left_out, wanted)
+    failed = [entry for entry in with_jobs.entries if entry.status != "ok"]
+    ended_well = _of_one_window(list(with_jobs.ended_well), wanted)
+    return SourceEntries((*ended_well, *failed), (*with_jobs.left_out, *left_out))
 
 
 def _is_directory(entry: Entry) -> bool:
@@ -189,54 +192,87 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
     )
 
 
-def _with_jobs(source: SourceEntries, wanted: Wanted) -> SourceEntries:
-    """The entries, the runs of each resumed job under one argument as one.
+def _with_jobs(
+    entries: Sequence[Entry], unreadable: Sequence[str], wanted: Wanted
+) -> SourceEntries:
+    """The entries, with the runs of each resumed job in a folder as one, and the jobs left out.
 
-    Beside jobs a run is a job of itself, to be compared with them.
+    Beside jobs a run is a job of itself, to be compared with them. `unreadable`: a line for each
+    run that could not be read; a job in the same folder may lack that run.
     """
-    by_job: dict[object, list[Entry]] = {}
-    for entry in source.entries:
-        is_part = entry.job and entry.training is None
-        key = (entry.argument, entry.job) if is_part else id(entry)
-        by_job.setdefault(key, []).append(entry)
-    resumed: dict[int, Entry] = {}
-    joined: set[int] = set()
-    for entries in by_job.values():
-        if len(entries) > 1 and (job := _job(entries, wanted)):
-            resumed[id(entries[-1])] = job
-            joined |= {id(entry) for entry in entries[:-1]}
-    left = [resumed.get(id(e), e) for e in source.entries if id(e) not in joined]
-    if resumed or any(key.startswith("job.") for key in wanted.keys):
-        left = [_as_job(entry) if entry.kind == "run" else entry for entry in left]
-    return replace(source, entries=tuple(left))
+    by_job: dict[tuple[str, str], dict[Path, list[Entry]]] = {}
+    for entry in entries:
+        if entry.run and entry.job:
+            by_run = by_job.setdefault((_folder(entry), entry.job), {})
+            by_run.setdefault(entry.run, []).append(entry)
+    left_out: list[str] = []
+    resumed: dict[int, Entry | None] = {}  # entries of resumed jobs, by what takes their place
+    for (folder, name), by_run in by_job.items():
+        is_alone = len(by_run) < 2
+        runs = () if is_alone else [JobRun.of(Run.open(run), wanted.settings) for run in by_run]
+        for parts in resumed_jobs(runs):
+            own = [entry for part in parts for entry in by_run[part.run.path]]
+            resumed |= {id(entry): None if folder else entry for entry in own}
+            if not folder:
+                continue
+            job = _job(f"job {name} in {folder}", own, parts, wanted)
+            damage = [line for part in parts for line in part.run.damage]
+            damage += [line for line in unreadable if folder in line]
+            if damage:
+                left_out.append(f"{job.source} can't be read whole: {damage[0]}")
+            else:
+                resumed[id(own[-1])] = job
+    left = [resumed.get(id(entry), replace(entry, job="")) for entry in entries]
+    is_by_job = any(entry and entry.kind == "job" for entry in left)
+    if is_by_job or any(key.startswith("job.") for key in wanted.keys):
+        left = [_as_job(entry, wanted) if entry else None for entry in left]
+    return SourceEntries(tuple(entry for entry in left if entry), tuple(left_out))
 
 
-def _job(entries: Sequence[Entry], wanted: Wanted) -> Entry | None:
-    """The entry of a job: facts, losses and outcome of its last run; None if it was not resumed."""
-    pairs = [(JobRun.of(Run.open(entry.run)), entry) for entry in entries if entry.run]
-    pairs.sort(key=lambda pair: pair[0].start_s)
-    parts, last = [part for part, _ in pairs], pairs[-1][1]
-    if not is_resumed(parts):
-        return None
-    source = f"job {last.job} in {last.argument}"
+def _folder(entry: Entry) -> str:
+    """The folder that a run was found in; empty if the run itself was named."""
+    return "" if entry.argument.startswith(str(entry.run)) else entry.argument
+
+
+def _job(source: str, entries: Sequence[Entry], parts: Sequence[JobRun], wanted: Wanted) -> Entry:
+    """The entry of a job: the facts of all its runs, the losses and the outcome of the last."""
     names = ", ".join(part.run.path.name for part in parts)
     note = f"{source}: {len(parts)} runs of one job, counted once: {names}"
     why = f"{source} has {len(parts)} runs: compare by job.tokens_per_s or job.energy_j (erg job)"
-    losses = {key: last.figures[key] for key in _LOSSES if key in last.figures}
     results = job_results(parts)
-    facts = {name: value for name, value in last.facts.items() if name not in _OF_ONE_RUN}
+    losses = {
+        key: result
+        for entry in entries
+        for key in _LOSSES
+        if isinstance(result := entry.figures.get(key), Reading)
+    }
+    facts = {
+        name: ", ".join(dict.fromkeys(e.facts[name] for e in entries if name in e.facts))
+        for name in dict.fromkeys(name for entry in entries for name in entry.facts)
+        if name not in _OF_ONE_RUN
+    }
     steps = results["job.steps"]
     facts |= facts_of({"steps": steps.value if isinstance(steps, Reading) else None})
-    figures = {**dict.fromkeys(wanted.keys, Missing(why)), **losses, **results}
-    cautions = tuple(line for entry in entries for line in entry.cautions)
-    job = replace(last, source=source, facts=facts, figures=figures, kind="job", run=None)
-    return replace(job, cautions=cautions, remarks=(note,))
+    return replace(
+        entries[-1],
+        source=source,
+        facts=facts,
+        figures={**dict.fromkeys(wanted.keys, Missing(why)), **losses, **results},
+        run=None,
+        remarks=(note,),
+        training=None,
+        cautions=tuple(line for entry in entries for line in entry.cautions),
+        kind="job",
+        job="",
+    )
 
 
-def _as_job(entry: Entry) -> Entry:
-    """A run with the metrics of a job beside its own."""
-    parts = [JobRun.of(Run.open(entry.run))] if entry.run and entry.status == "ok" else []
-    return replace(entry, figures={**entry.figures, **job_results(parts)}) if parts else entry
+def _as_job(entry: Entry, wanted: Wanted) -> Entry:
+    """A run with the metrics of a job beside its own; those of one of its trainings has none."""
+    if entry.kind != "run" or entry.status != "ok" or entry.run is None or entry.training:
+        return entry
+    results = job_results([JobRun.of(Run.open(entry.run), wanted.settings)])
+    return replace(entry, figures={**entry.figures, **results})
 
 
 def _run(

@@ -7,6 +7,7 @@ evaluations on the way are included.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -31,15 +32,17 @@ TIME = "target.time_s"
 ENERGY = "target.energy_j"
 SMOOTHED = 5
 SMOOTHING = f"mean of the last {SMOOTHED} recorded losses"
-_ALL = Settings(warmup_steps=0)
 _TRAIN = PHASES.index("train")
 
 
 class SpanEvidence(Evidence):
     """A run over a span of time with nothing left out; over all of its time by default."""
 
-    def __init__(self, run: Run, window: Window | None = None) -> None:
-        super().__init__(run, settings_of(run, _ALL), heed_marks=False)
+    def __init__(
+        self, run: Run, window: Window | None = None, settings: Settings | None = None
+    ) -> None:
+        declared = replace(settings or Settings(), warmup_steps=0, warmup_s=None, warmup=None)
+        super().__init__(run, settings_of(run, declared), heed_marks=False)
         self._window = window
 
     @cached_property
@@ -52,7 +55,7 @@ class SpanEvidence(Evidence):
 def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:
     """Time and energy of a run, or of one of its trainings, until its loss reached a target."""
     if path is None:
-        why = "a ledger's row has no losses by step: name the run's directory"
+        why = "jobs and rows of a ledger have no losses by step: name a run's directory"
         return {TIME: Missing(why), ENERGY: Missing(why)}
     try:
         run = Run.open(path)

@@ -13,6 +13,7 @@ from ergmeter.compare.grouping import mixed_facts
 from ergmeter.compare.sources import read_entries
 from ergmeter.metrics.catalog import every_metric
 from ergmeter.records import Reading
+from ergmeter.runlog.settings import Settings
 from tests.unit.metrics.test_jobs import part
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -78,3 +79,96 @@ def test_runs_of_a_job_that_are_named_apart_are_no_repeats_of_a_group(resumed: P
     assert mixed_facts(Group("both", entries), ()) == (
         "both has 2 runs of the job pretrain, which are no repeats",
     )
+
+
+def test_repeats_in_folders_of_one_allocation_pass_a_gate(tmp_path: Path, erg: Erg) -> None:
+    """All runs have the id of one scheduler's job, and each begins at step 0."""
+    for number, name in enumerate(("new/1", "ref/1", "new/2", "ref/2")):
+        part(tmp_path / name, began_s=100.0 * number, steps=range(10), job=None)
+    entries = read_entries([tmp_path / name for name in ("new/1", "new/2")]).entries
+    assert mixed_facts(Group("new", entries), ()) == ()
+    code, out, err = erg("gate", tmp_path / "new", tmp_path / "ref", "--rule", "step_s +3%")
+    assert code == 0, out + err
+
+
+def test_repeats_and_a_resumed_job_of_one_allocation_are_told_apart(tmp_path: Path) -> None:
+    part(tmp_path / "a", began_s=0, steps=range(10), job=None)
+    part(tmp_path / "b", began_s=100, steps=range(10), job=None)
+    part(tmp_path / "c", began_s=200, steps=range(8, 20), job=None)
+    part(tmp_path / "d", began_s=300, steps=range(10), job=None)
+    entries = read_side(tmp_path, KEYS).entries
+    assert [(entry.kind, entry.remarks[:1]) for entry in entries] == [
+        ("run", ()),
+        ("job", (f"job 17/train in {tmp_path}: 2 runs of one job, counted once: b, c",)),
+        ("run", ()),
+    ]
+
+
+@pytest.mark.parametrize("side", ["jobs", "whole"])
+def test_without_rules_a_gate_judges_jobs_by_their_tokens_per_second(
+    resumed: Path, tmp_path: Path, erg: Erg, side: str
+) -> None:
+    part(tmp_path / "whole" / "c", began_s=0, steps=range(20), job="other")
+    sides = [resumed, tmp_path / "whole"] if side == "jobs" else [tmp_path / "whole", resumed]
+    code, out, _ = erg("gate", *sides, "--noise", "1%", "--json")
+    (verdict,) = [v for v in json.loads(out)["judgements"] if v["figure"] is not None]
+    assert verdict["rule"].startswith("job.tokens_per_s")
+    assert code == (1 if side == "jobs" else 0)  # a minute lost, or won
+
+
+def test_a_job_with_a_damaged_run_is_not_computed_from_the_rest(
+    resumed: Path, tmp_path: Path, erg: Erg
+) -> None:
+    part(tmp_path / "whole" / "c", began_s=0, steps=range(20), job="other")
+    part(resumed / "c", began_s=200, steps=range(20, 30))
+    next((resumed / "b").rglob("writer.json")).write_text("{")
+    code, _, err = erg("gate", resumed, tmp_path / "whole", "--rule", "job.tokens_per_s -3%")
+    assert code == 4
+    assert f"job pretrain in {resumed} can't be read whole: " in err
+    assert "writer.json" in err
+    code, _, err = erg("job", "--runs", resumed)
+    assert code == 1
+    assert str(resumed / "b") in err
+
+
+def test_steps_of_a_job_that_are_damaged_leave_it_out(resumed: Path) -> None:
+    segment = next((resumed / "a").rglob("steps*"))
+    segment.write_bytes(b"no Arrow file")
+    source = read_side(resumed, KEYS)
+    assert source.entries == ()
+    (line,) = [line for line in source.left_out if line.startswith("job pretrain")]
+    assert str(segment) in line
+
+
+def test_a_job_is_counted_once_however_often_it_is_named(resumed: Path) -> None:
+    source = read_entries([resumed, resumed, resumed / "b"])
+    (job,) = [entry for entry in source.entries if entry.kind == "job"]
+    assert job.value("job.steps") == 20
+    assert job.remarks[0].endswith("counted once: a, b")
+    assert sum("the same run, named twice" in line for line in source.left_out) == 3
+
+
+def test_facts_of_a_job_are_those_of_all_its_runs(tmp_path: Path) -> None:
+    """The last run ended before a step; an earlier one did other work."""
+    part(tmp_path / "a", began_s=0, steps=range(10), model_name="m", seq_len=2048)
+    part(tmp_path / "b", began_s=76, steps=range(8, 20), model_name="m", seq_len=512)
+    part(tmp_path / "c", began_s=200, steps=range(0))
+    (job,) = read_side(tmp_path, KEYS).entries
+    assert (job.facts["model_name"], job.facts["seq_len"]) == ("m", "2048, 512")
+
+
+def test_options_reach_the_metrics_of_jobs(tmp_path: Path) -> None:
+    for name in "ab":
+        part(tmp_path / name, began_s=0, steps=range(20), job="j", tokens=None)
+    settings = Settings(tokens_per_step=1000)
+    for entry in read_entries([tmp_path / "a"], settings, keys=KEYS).entries:
+        assert entry.value("job.tokens_per_s") == pytest.approx(20_000 / 26)
+
+
+def test_a_metric_of_zero_is_shown(resumed: Path, tmp_path: Path, erg: Erg) -> None:
+    part(tmp_path / "whole" / "c", began_s=0, steps=range(20), job="other")
+    only = ("--metric", "job.lost_steps", "--json")
+    code, out, _ = erg("compare", tmp_path / "whole", resumed, *only)
+    assert code == 0
+    means = [group["means"]["job.lost_steps"]["value"] for group in json.loads(out)["groups"]]
+    assert means == [0.0, 2.0]

@@ -21,13 +21,20 @@ WALL_S = 1_800_000_000
 
 
 def part(
-    path: Path, *, began_s: float, steps: range, job: str | None = "pretrain", watts: float = 100.0
+    path: Path,
+    *,
+    began_s: float,
+    steps: range,
+    job: str | None = "pretrain",
+    watts: float = 100.0,
+    tokens: int | None = 10,
+    **workload: Any,
 ) -> Run:
     """A run that loads for 5 s, makes steps of a second, and ends a second later."""
     run = create_run(path, {**run_header("train", ["train.py"]), "job": {"SLURM_JOB_ID": "17"}})
     life_s = 5 + len(steps) + 1
     rows = [
-        Step((5 + i) * S, (6 + i) * S, index=index, tokens_computed=10)
+        Step((5 + i) * S, (6 + i) * S, index=index, tokens_computed=tokens)
         for i, index in enumerate(steps)
     ]
     directory = add_writer(
@@ -38,7 +45,10 @@ def part(
         ],
         devices=[GPU],
         settings={"job": job} if job else {},
-        header={"clock": {"monotonic_ns": 0, "wall_ns": round((WALL_S + began_s) * S)}},
+        header={
+            "clock": {"monotonic_ns": 0, "wall_ns": round((WALL_S + began_s) * S)},
+            "workload": workload,
+        },
         closed=False,
     )
     # The marks that a writer makes itself are of now; these runs are of another day.

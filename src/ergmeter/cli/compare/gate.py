@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
     from ergmeter.compare.entry import SourceEntries
     from ergmeter.compare.gate import Gate
+    from ergmeter.metrics.catalog import Metric
 
 _FOR_CI = ("junit", "sarif", "github")
 _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has its own exit code
@@ -96,20 +97,27 @@ def command(
                 3 not comparable: other work, or another kind of window
                 4 an input could not be read
     """
-    from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule, unjudged
+    from ergmeter.compare.gate import (
+        DEFAULT_RULES,
+        JOB_RULES,
+        gate,
+        parse_noise,
+        parse_rule,
+        unjudged,
+    )
     from ergmeter.compare.pairing import CompareOptions
 
     try:
-        wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
-        measures = [rule.measure for rule in wanted]
-        new_side, ref_side = _sides(
-            new, ref, [key for measured in measures for key in measured.every_key]
-        )
+        measures = [parse_rule(rule).measure for rule in rules or DEFAULT_RULES]
+        new_side, ref_side = _sides(new, ref, measures)
+        if not rules and any(e.kind == "job" for e in (*new_side.entries, *ref_side.entries)):
+            measures = [parse_rule(rule).measure for rule in JOB_RULES]
+            new_side, ref_side = _sides(new, ref, measures)
         noise = parse_noise(noises, measures, judged=ref_side.entries, by=by)
         judged = gate(
             new_side.entries,
             ref_side.entries,
-            wanted if rules else (),
+            rules,
             left_out=(*new_side.left_out, *ref_side.left_out),
             options=CompareOptions(confidence=confidence, noise=noise, by=by),
             is_strict=strict,
@@ -118,7 +126,7 @@ def command(
         )
     except (FormatError, OSError, UsageError) as error:
         judged = unjudged(error)
-        if forms.form == "text" and judged.exit_code == 2:
+        if forms.form == "text" and judged.exit_code == 2 and not (markdown or forms.page):
             raise
     _show(judged, forms, new=new, markdown=markdown)
     if judged.reason:
@@ -126,8 +134,8 @@ def command(
     return judged.exit_code
 
 
-def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, SourceEntries]:
-    """Both sides: entries, failed ones too, and what was left out with the reasons.
+def _sides(new: Path, ref: Path, measures: Sequence[Metric]) -> tuple[SourceEntries, SourceEntries]:
+    """Both sides with these metrics: entries, failed ones too, and what was left out and why.
 
     Cells that are compared with runs are read from their runs.
     """
@@ -135,6 +143,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     from ergmeter.compare.gate import check_trainings
     from ergmeter.compare.sources import runs_of_cells
 
+    keys = tuple(key for measured in measures for key in measured.every_key)
     sides = []
     for path in (new, ref):
         source = read_side(path, keys)
@@ -144,7 +153,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
         sides.append(source)
     kinds = [{entry.kind for entry in side.entries} for side in sides]
     if {"cell"} in kinds and kinds[0] != kinds[1]:
-        wanted = Wanted(keys=tuple(keys))
+        wanted = Wanted(keys=keys)
         sides = [replace(side, entries=runs_of_cells(side.entries, wanted)) for side in sides]
     return sides[0], sides[1]
 

@@ -81,7 +81,9 @@ def _part(part: Part, level: int) -> Iterator[str]:
     elif isinstance(part, Items):
         yield from (f"- {escaped(text)}" for text in part.texts)
     elif isinstance(part, Paragraph) and part.is_to_copy:
-        yield from ("```text", printable_lines(part.text).replace("`", "'"), "```")
+        text = printable_lines(part.text)
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+        yield from (f"{fence}text", text, fence)
     elif isinstance(part, Paragraph):
         yield escaped(part.text)
 
