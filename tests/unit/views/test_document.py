@@ -241,6 +241,8 @@ def test_a_text_to_copy_is_not_wrapped() -> None:
     line = "erg report " + "x" * 100
     assert terminal(Paragraph(line, is_to_copy=True)) == f"{line}\n"
     assert text(Paragraph(line, is_to_copy=True)) == f"```text\n{line}\n```\n"
+    quoted = "erg record -- sh -c 'echo ```'"
+    assert text(Paragraph(quoted, is_to_copy=True)) == f"````text\n{quoted}\n````\n"
     assert f"<pre>{line}</pre>" in html(Document("title", (Paragraph(line, is_to_copy=True),)))
 
 
