@@ -137,7 +137,10 @@ class Comparison:
         values = [value for value in own if value is not None]
         if wrong is not None or not values:
             raise NotMeasurable((wrong or group.entries[0]).why_not(measured.key))
-        return mean(values, scale=measured.scale, confidence=self.options.confidence)
+        # No step lost is a good job; no token per second is no rate.
+        has_zero = measured.scope == "job" and 0 in values
+        scale = "difference" if has_zero else measured.scale
+        return mean(values, scale=scale, confidence=self.options.confidence)
 
     @property
     def to_compare(self) -> tuple[Group, ...]:

@@ -243,8 +243,7 @@ class Mean:
 
 
 def mean(values: Sequence[float], *, scale: Scale = "ratio", confidence: float = 0.95) -> Mean:
-    """The mean of repeats: geometric for amounts, arithmetic for losses and where one is 0."""
-    scale = "difference" if 0 in values else scale
+    """The mean of repeats: geometric for amounts, arithmetic for losses."""
     axis = _axis(values, scale)
     back = math.exp if scale == "ratio" else float
     middle = float(axis.mean())
