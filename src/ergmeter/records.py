@@ -10,8 +10,9 @@ a metric takes numpy arrays and never loops over samples.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from numbers import Integral, Real
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,7 +29,7 @@ from ergmeter.errors import UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     import numpy.typing as npt
@@ -243,10 +244,18 @@ def _is_of(value: object, hint: object) -> bool:
     return type(value) is hint if isinstance(hint, type) else value == hint
 
 
+def _as_field(value: object, hint: object) -> object:
+    """A number as Python's own, and whole in a field of whole numbers; a list as a tuple."""
+    if type(value) is not bool and isinstance(value, Real):
+        number = int(value) if isinstance(value, Integral) else float(value)
+        return int(number) if int in get_args(hint) and number % 1 == 0 else number
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _from_json(record: Callable[..., _Record], stored: object) -> _Record:
     """A record from JSON; fields of later versions are ignored. TypeError if it is damaged."""
-    hints = _hints(record)
-    fields = {name: value for name, value in of_type(stored, dict).items() if name in hints}
+    hints, values = _hints(record), of_type(stored, dict)
+    fields = {name: _as_field(values[name], hints[name]) for name in values if name in hints}
     for name, value in fields.items():
         if not _is_of(value, hints[name]):
             raise TypeError(f"{name} is {value!r}")
@@ -293,13 +302,19 @@ class Flops:
     @classmethod
     def from_json(cls, stored: object) -> Flops:
         """Flops from a run's header. TypeError if they are damaged."""
-        fields = dict(of_type(stored, dict))
-        for name in ("assumptions", "not_counted"):
-            fields[name] = tuple(fields.get(name) or ())
-        others = fields.get("other_work")
-        if others is not None:
-            fields["other_work"] = tuple(_from_json(WorkPart, part) for part in others)
+        fields = {name: value for name, value in of_type(stored, dict).items() if value is not None}
+        if "other_work" in fields:
+            fields["other_work"] = tuple(_from_json(WorkPart, w) for w in fields["other_work"])
         return _from_json(cls, fields)
+
+    @classmethod
+    def given(cls, flops: Flops | Iterable[Flops]) -> tuple[Flops, ...]:
+        """Flops from a program, as a run will give them back. UsageError for what it could not."""
+        try:
+            each = (flops,) if isinstance(flops, Flops) else flops
+            return tuple(cls.from_json(asdict(one)) for one in each)
+        except TypeError as error:
+            raise UsageError(f"flops: {error}; give finite amounts and whole counts") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -460,9 +460,6 @@ def test_a_run_of_an_analysis_reports_the_same_metrics(
     assert readings["steps.count"]["value"] == 19
     assert readings["training.loss"]["value"] == 5.0
     assert report["settings"]["num_devices"] == document["peak"]["cores"] == 32
-    if given:
-        assert not Run.open(example.path / "run").flops
-        return
     per_step = document["tflop_per_sequence"] * 1e12 * document["batch_size"]
     (flops, *_) = Run.open(example.path / "run").flops
     assert flops.model_per_step == pytest.approx(per_step)
@@ -508,37 +505,52 @@ def test_other_settings_are_computed_from_the_steps(example: Lab) -> None:
     in_fp32 = document["mfu_percent"] / 100 * 95 / 23.75
     assert readings["utilization.mfu_frac"]["value"] == pytest.approx(in_fp32)
     assert readings["throughput.samples_per_s"]["value"] == pytest.approx(2.0)
+    assert readings["throughput.steps_per_s"]["value"] == pytest.approx(2.0 / 64)
     assert readings["analysis.score"]["value"] == document["training_score"]
 
 
 def test_with_a_given_throughput_no_rate_is_computed_from_the_steps(example: Lab) -> None:
     document = run_of(example, "run", "--log-file", "train.log", "--throughput", "3")
     why = "the analysis was made with --throughput 3: the log's steps do not count"
+    length, batch = document["sequence_length"], document["batch_size"]
+    flops, mfu = document["tflop_per_sequence"] * 1e12, document["mfu_percent"] / 100
     expected = {
         "throughput.samples_per_s": 3.0,
-        "throughput.tokens_per_s": 3.0 * document["sequence_length"],
+        "throughput.tokens_per_s": 3.0 * length,
+        "throughput.steps_per_s": 3.0 / batch,
+        "compute.model_flops_per_token": flops / length,
+        "compute.model_flops_per_step": flops * batch,
+        "compute.model_flops_per_s_per_device": flops * 3 / 32,
+        **{f"utilization.{name}_frac": mfu for name in ("mfu", "hfu", "all_work")},
     }
-    mfu = {f"utilization.{name}_frac": document["mfu_percent"] / 100 for name in ("mfu", "hfu")}
+    in_fp32 = {key: mfu * 4 for key, value in expected.items() if value == mfu}
     absent = {
         *("throughput.whole_run_tokens_per_s", "throughput.whole_run_samples_per_s"),
-        *("throughput.tokens_per_s_per_device", "utilization.whole_run_mfu_frac"),
-        "compute.model_flops_per_s_per_device",
+        *("throughput.tokens_per_s_per_device", "utilization.whole_run_mfu_frac", "time.step_s"),
     }
     run = example.path / "run"
-    for options, values in (((), expected | mfu), (("--dtype", "fp32"), expected)):
+    given_again = ("--model-config", str(MODEL), "--seq-len", str(length))
+    for options, values in (
+        ((), expected),
+        (given_again, expected),
+        (("--dtype", "fp32"), expected | in_fp32),
+    ):
         readings = report_of(run, *options)["readings"]
         rates = {
             key: reading["value"]
             for key, reading in readings.items()
-            if "value" in reading
-            and re.match(r"(throughput|utilization|compute)\.", key)
-            and key != "throughput.steps_per_s"
+            if "value" in reading and re.match(r"(throughput|utilization|compute)\.", key)
         }
         assert rates == pytest.approx(values), options
         assert {key: readings[key]["missing"] for key in absent} == dict.fromkeys(absent, why)
-    _, printed, _ = erg("explain", run)
-    assert why in " ".join(printed.split())
-    assert "13.0 %" not in printed
+    for options in ((), given_again):
+        _, printed, _ = erg("explain", *options, run)
+        shown = " ".join(printed.split())
+        assert why in shown
+        assert "MFU 1" not in shown
+        assert "--model-config" not in shown
+    (writer,) = Run.open(run).writers
+    assert writer.header["no_speed"] == why
 
 
 def test_runs_of_analyses_are_gated_and_compared(example: Lab) -> None:

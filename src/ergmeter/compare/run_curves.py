@@ -20,6 +20,7 @@ import numpy as np
 
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics import timeline
+from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import highest_of, or_missing, readings, sampled, why_absent
@@ -245,6 +246,7 @@ def _tokens_per_s(evidence: Evidence, progress: RunProgress) -> _CurveSeries:
 
     Evaluation, checkpoints and pauses are not part of that time.
     """
+    need_speed(evidence)
     _, label, basis = tokens(evidence, evidence.work)
     lane = evidence.work.longest
     lasted_s = evidence.all_periods_s(lane)

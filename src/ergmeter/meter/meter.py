@@ -96,12 +96,11 @@ class Meter:
         does so unasked, as that command's hook: it ends when somebody else begins to measure.
         """
         settings_found = Settings.declared(settings, declared)
-        flops_given = (flops,) if isinstance(flops, Flops) else tuple(flops)
-        no_flops = ""
+        counted, no_flops = Flops.given(flops), ""
         if model is not None:
             from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
-            flops_given, settings_found, no_flops = live_flops(model, seq_len, settings_found)
+            counted, settings_found, no_flops = live_flops(model, seq_len, settings_found)
         self.plan = RunPlan(
             name=name or Path(sys.argv[0] or "python").stem or "python",
             settings=settings_found,
@@ -110,7 +109,7 @@ class Meter:
             probe_options=probe_options or {},
             rank=rank,
             budget=budget,
-            flops=flops_given,
+            flops=counted,
             no_flops=no_flops,
             around=around,
             alerts=planned_alerts(

@@ -180,9 +180,9 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     if not evidence.flops and not evidence.run.no_flops:
         return []
     if isinstance(mfu, Reading):
-        count, peak = mfu.note.split("; of ", 1)
-        peak = peak.partition(" device")[0].rpartition("; ")[0]
-        return [f"MFU: {count}; of {peak}"]
+        count, _, rest = mfu.note.partition("; of ")
+        peak = rest.partition(" device")[0].rpartition("; ")[0]
+        return [f"MFU: {count}; of {peak}" if peak else f"MFU: {mfu.note or mfu.basis}"]
     return [f"no MFU: {mfu.reason}"] if mfu is not None else []
 
 
@@ -338,22 +338,14 @@ def analysed(evidence: Evidence) -> dict[str, Result]:
     """The results of `erg analyze` that are stored in a run, by metric.
 
     Metrics that a run has by itself are computed from its steps where the reader declares other
-    settings or FLOPs, or looks at a part of the run; rates only where the steps count.
+    settings or FLOPs, or looks at a part of the run.
     """
     run = evidence.run
     stored = {key: result for key, result in run.analysis.items() if key in every_metric()}
-    if not stored or (
-        run.between is None
-        and evidence.settings == settings_of(run)
-        and evidence.flops == run.flops
-    ):
+    is_same = run.between is None and evidence.flops == run.flops
+    if not stored or (is_same and evidence.settings == settings_of(run)):
         return stored
-    fixed = "throughput." if run.no_flops else None
-    return {
-        key: result
-        for key, result in stored.items()
-        if key not in catalogue() or (fixed and key.startswith(fixed))
-    }
+    return {key: result for key, result in stored.items() if key not in catalogue()}
 
 
 def ask_devices(evidence: Evidence) -> None:

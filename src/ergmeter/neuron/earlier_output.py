@@ -22,7 +22,7 @@ from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
-from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS, with_token_rate
+from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS, with_rate
 from ergmeter.records import BASES, Basis, Missing, Reading, Result, mapped
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class EarlierOutput:
             facts |= {"lora_r": lora.get("r"), "lora_targets": lora.get("targets")} if lora else {}
         figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
         if length := _number(self.document, "sequence_length"):
-            figures = with_token_rate(figures, length)
+            figures = with_rate(figures, "tokens", length, f"{length:.0f} tokens a sequence")
         if isinstance(figures[SCORE], Reading):
             base = _part(self.document, "training_score_breakdown")
             facts |= {name: _number(base, name) for name in ("base_mfu", "base_throughput")}

@@ -12,24 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.importing import ImportRequest, import_log
-from ergmeter.metrics.catalog import catalogue
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import EarlierOutput
-from ergmeter.neuron.score import with_token_rate
-from ergmeter.records import Missing
+from ergmeter.neuron.score import with_rate
 from ergmeter.runlog.format import WRITER_FILE
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import amend_header
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
     from ergmeter.records import Flops
-
-_RATES_OF_STEPS = [
-    key
-    for key, metric in catalogue().items()
-    if key.startswith("throughput.") and any(n.startswith("steps with") for n in metric.needs)
-]
 
 
 def check_run(request: AnalysisRequest, *, is_original: bool) -> None:
@@ -45,7 +38,7 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     """Makes the run and returns its directory.
 
     A log of several runs makes several, as `erg import` does. The results are those of the last.
-    With a given throughput, its rates and MFU are never computed from the steps of the log.
+    With a given throughput, rates and MFU are of that one and never of the steps of the log.
     """
     details, log = analysis.details, analysis.request.log_file
     assert details is not None
@@ -53,12 +46,13 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     flops = tuple(_of_a_step(each, details) for each in details.figures.work.flops.values())
     run = import_log(ImportRequest(log, path, settings=_settings(details), flops=flops)).runs[-1]
     facts = EarlierOutput(log, document(analysis)).entry.facts
-    readings = with_token_rate(analysis.readings, analysis.seq_len)
+    length, batch = analysis.seq_len, details.job.batch_size
+    readings = with_rate(analysis.readings, "tokens", length, f"{length} tokens a sequence")
     stored: dict[str, Any] = {"workload": dict(facts)}
     if (rate := analysis.request.throughput) is not None:
         why = f"the analysis was made with --throughput {rate:g}: the log's steps do not count"
-        readings = {**dict.fromkeys(_RATES_OF_STEPS, Missing(why)), **readings}
-        stored |= {"flops": [], "no_flops": why}
+        stored["no_speed"] = why
+        readings = with_rate(readings, "steps", 1 / batch, number_of(batch, "sequence") + " a step")
     stored["analysis"] = {key: asdict(result) for key, result in readings.items()}
     (writer,) = run.path.glob(f"*/{WRITER_FILE}")
     amend_header(writer.parent, **stored)

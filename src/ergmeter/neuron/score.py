@@ -26,13 +26,13 @@ NKI = "analysis.nki_frac"
 SCORE = "analysis.score"
 
 
-def with_token_rate(readings: dict[str, Result], seq_len: float) -> dict[str, Result]:
-    """The metrics with tokens per second, which are sequences per second times their length."""
+def with_rate(readings: dict[str, Result], unit: str, each: float, size: str) -> dict[str, Result]:
+    """The metrics with tokens or steps per second: sequences per second, times those of one."""
     rate = readings[THROUGHPUT]
     if isinstance(rate, Reading):
-        note = f"{seq_len:.0f} tokens a sequence; {rate.note}"
-        rate = mapped(rate, lambda seq_per_s: seq_per_s * seq_len, unit="tokens/s", note=note)
-    return {**readings, "throughput.tokens_per_s": rate}
+        note = "; ".join(filter(None, (size, rate.note)))
+        rate = mapped(rate, lambda per_s: per_s * each, unit=f"{unit}/s", note=note)
+    return {**readings, f"throughput.{unit}_per_s": rate}
 
 
 class JsonName(NamedTuple):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Result, of_type, result_from_json
+from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, of_type, result_from_json
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -184,21 +184,10 @@ def run_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def stored_flops(header: dict[str, Any]) -> tuple[Flops, ...]:
-    """The FLOPs of a step in a writer's header. TypeError if they are damaged."""
-    return tuple(map(Flops.from_json, of_type(header.get("flops", []), list)))
-
-
-def stored_analysis(header: dict[str, Any]) -> dict[str, Result]:
-    """The results of `erg analyze` in a writer's header. TypeError if they are damaged."""
-    results = of_type(header.get("analysis", {}), dict)
-    return {key: result_from_json(result) for key, result in results.items()}
-
-
 def writer_header(path: Path, damage: list[str]) -> dict[str, Any]:
-    """The header of a writer's directory, checked.
+    """The header of a writer's directory, checked, with its `Flops` and results of `erg analyze`.
 
-    FLOPs and results of `erg analyze` that can't be read are left out, and named in `damage`.
+    Those that can't be read are left out, and named in `damage`.
     """
     header = json_object(path)
     try:
@@ -214,13 +203,29 @@ def writer_header(path: Path, damage: list[str]) -> dict[str, Any]:
                 raise ValueError(f"a device without its name: {device}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path}: not a writer's header ({error})") from error
-    for name, read in (("flops", stored_flops), ("analysis", stored_analysis)):
-        try:
-            read(header)
-        except TypeError as error:
-            del header[name]
-            damage.append(f"{path}: {name} can't be read ({error})")
+    header["flops"], unread = _flops_in(header.get("flops"))
+    damage += [f"{path}: flops can't be read ({why})" for why in unread]
+    if unread and not header["flops"]:
+        header["no_flops"] = damage[-1]
+    try:
+        results = of_type(header.get("analysis") or {}, dict)
+        header["analysis"] = {key: result_from_json(result) for key, result in results.items()}
+    except TypeError as error:
+        header["analysis"] = {}
+        damage.append(f"{path}: analysis can't be read ({error})")
     return header
+
+
+def _flops_in(stored: object) -> tuple[list[Flops], list[str]]:
+    """FLOPs from JSON, and what is wrong with those that can't be read, with their convention."""
+    flops, unread = [], []
+    for each in stored if isinstance(stored, list) else [stored] * (stored is not None):
+        try:
+            flops.append(Flops.from_json(each))
+        except TypeError as error:
+            whose = f"{each.get('convention')}: " if isinstance(each, dict) and each else ""
+            unread.append(f"{whose}{error}")
+    return flops, unread
 
 
 def json_object(path: Path, *, max_bytes: int = -1) -> dict[str, Any]:

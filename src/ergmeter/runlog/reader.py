@@ -31,8 +31,6 @@ from ergmeter.runlog.format import (
     WriterLog,
     on_one_clock,
     run_header,
-    stored_analysis,
-    stored_flops,
     training_of,
     writer_header,
 )
@@ -157,16 +155,21 @@ class Run:
     @cached_property
     def flops(self) -> tuple[Flops, ...]:
         """The FLOPs of a step under each convention, the chosen one first; empty if unknown."""
-        for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
-            if stored := stored_flops(writer.header):
-                return stored
-        return ()
+        writers = sorted(self.writers, key=lambda w: w.header.get("source") != "meter")
+        return next((tuple(w.header["flops"]) for w in writers if w.header["flops"]), ())
 
     @cached_property
     def no_flops(self) -> str:
         """Why a requested FLOP count is missing; "" if none is."""
-        reasons = [str(w.header["no_flops"]) for w in self.writers if w.header.get("no_flops")]
-        return reasons[0] if reasons else ""
+        return self._first("no_flops")
+
+    @cached_property
+    def no_speed(self) -> str:
+        """Why the speed of the steps does not count; "" if it does."""
+        return self._first("no_speed")
+
+    def _first(self, name: str) -> str:
+        return next((str(w.header[name]) for w in self.writers if w.header.get(name)), "")
 
     @cached_property
     def workload(self) -> dict[str, Any]:
@@ -176,8 +179,7 @@ class Run:
     @cached_property
     def analysis(self) -> dict[str, Result]:
         """The results of `erg analyze` that are stored in the run, by metric; empty if none are."""
-        stored = (stored_analysis(writer.header) for writer in self.writers)
-        return {key: result for part in stored for key, result in part.items()}
+        return self._merged("analysis")
 
     @cached_property
     def unavailable(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +11,9 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from ergmeter.meter import Around
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, WorkPart
 from ergmeter.runlog.format import RUN_VARIABLE
 from ergmeter.runlog.settings import Settings
 from tests.runs import make_run
@@ -499,3 +502,31 @@ def test_a_step_that_was_not_entered_is_no_step(tmp_path: Path) -> None:
         with pytest.raises(AttributeError):
             step.__exit__(None, None, None)
     assert not Run.open(tmp_path / "run").count("steps")
+
+
+@pytest.mark.parametrize("tokens", [8 * 1024 / 2, np.float64(4096), np.int64(4096)], ids=repr)
+def test_counts_of_given_flops_may_be_whole_floats(tmp_path: Path, tokens: Any) -> None:
+    flops = Flops(np.float64(6e9), "mine", "by hand", tokens_per_step=tokens)
+    with Meter(tmp_path / "run", flops=flops, probes=[]) as meter, meter.step(tokens=4096):
+        pass
+    run = Run.open(tmp_path / "run")
+    assert (run.damage, run.flops) == ([], (Flops(6e9, "mine", "by hand", tokens_per_step=4096),))
+    assert type(run.flops[0].tokens_per_step) is int
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("tokens_per_step", value) for value in (4096.5, True, math.inf)),
+        *(("bytes_per_step", value) for value in (math.nan, "1e9")),
+        ("other_work", (WorkPart("generation", math.inf),)),
+    ],
+)
+def test_flops_that_a_run_could_not_hold_are_refused_at_once(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    flops = replace(Flops(6e9, "mine", "by hand"), **{field: value})
+    for given in (flops, [Flops(6e9, "mine", "by hand"), flops]):
+        with pytest.raises(UsageError, match=r"^flops: \w+ is .*; give finite amounts"):
+            Meter(tmp_path / "run", flops=given)
+    assert not (tmp_path / "run").exists()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.neuron.score import Baseline, Score
+from ergmeter.neuron.score import THROUGHPUT, Baseline, Score, with_rate
+from ergmeter.records import Reading, Result
 
 
 def test_the_guide_s_example_is_2_7324() -> None:
@@ -47,3 +48,9 @@ def test_factors_multiply_in_the_order_of_the_score() -> None:
     assert found[0].doublings == pytest.approx(
         2.5849625 - 2.3219281, abs=1e-6
     )  # log2 of 6 and of 5
+
+
+def test_a_rate_without_a_note_has_the_size_alone_as_its_note() -> None:
+    rates: dict[str, Result] = {THROUGHPUT: Reading(2.0, "sequences/s", "reported")}
+    tokens = with_rate(rates, "tokens", 4096, "4096 tokens a sequence")["throughput.tokens_per_s"]
+    assert tokens == Reading(8192.0, "tokens/s", "reported", note="4096 tokens a sequence")

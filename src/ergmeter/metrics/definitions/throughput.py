@@ -30,9 +30,9 @@ from ergmeter.metrics.definitions.tokens import (
 )
 from ergmeter.metrics.evidence import ranks
 from ergmeter.metrics.evidence.requests import why_not_timed
-from ergmeter.metrics.evidence.samples import sampled
+from ergmeter.metrics.evidence.samples import present, sampled
 from ergmeter.metrics.evidence.steps import interval_in_order
-from ergmeter.records import Basis, FloatArray, Reading, Reported
+from ergmeter.records import Basis, FloatArray, Missing, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
@@ -63,10 +63,17 @@ def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     raise NotMeasurable(f"{way}, or give --samples-per-step")
 
 
+def need_speed(evidence: Evidence) -> None:
+    """Raises NotMeasurable where the speed of the steps does not count, as another was given."""
+    if evidence.run.no_speed:
+        raise NotMeasurable(evidence.run.no_speed)
+
+
 def rate(
     evidence: Evidence, amounts: FloatArray, unit: str, basis: Basis, note: str, *, per: float = 1.0
 ) -> Reading:
     """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
+    need_speed(evidence)
     window = evidence.window
     value = float(amounts.sum()) / window.duration_s / per
     interval = evidence.timed.interval(amounts) if not evidence.is_whole_run else None
@@ -82,8 +89,12 @@ def _reported(
     """The program's own figure, where we have none. Raises the reason if it gave none either.
 
     Of a rate that it printed many times the harmonic mean, which is work over time if each was
-    printed after as much work; the last one alone may be of any moment.
+    printed after as much work; the last one alone may be of any moment. A rate that was given in
+    place of the steps' is taken as it is.
     """
+    if why := evidence.run.no_speed:
+        given = {} if evidence.is_whole_run else evidence.run.analysis
+        return present(given.get(f"throughput.{unit.replace('/', '_per_')}", Missing(why)))
     rates = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
     rates = [rate for rate in rates if not rate.name.startswith(_NOT_TRAINING) and rate.value > 0]
     if not rates:
@@ -119,6 +130,7 @@ def _of_window(evidence: Evidence, rates: list[Reported]) -> tuple[list[Reported
 def tokens_per_s(evidence: Evidence) -> Reading:
     """All tokens over the window."""
     try:
+        need_speed(evidence)
         amounts, label, basis = tokens(evidence)
     except NotMeasurable as reason:
         return _reported(evidence, "tokens/s", reason)
@@ -155,6 +167,7 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
 def samples_per_s(evidence: Evidence) -> Reading:
     """All samples over the window."""
     try:
+        need_speed(evidence)
         amounts, note, basis = samples(evidence)
     except NotMeasurable as reason:
         return _reported(evidence, "samples/s", reason, also="sequences/s")

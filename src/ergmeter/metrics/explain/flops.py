@@ -20,6 +20,7 @@ from ergmeter.metrics.definitions.compute import (
     of_run,
 )
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
+from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
 from ergmeter.metrics.evidence.samples import ACCELERATORS, or_missing, or_none
 from ergmeter.metrics.explain.time import Fact
@@ -57,6 +58,7 @@ class Achieved:
 
 def achieved(evidence: Evidence) -> Achieved:
     """MFU, recomputation and padding. NotMeasurable says what is missing."""
+    need_speed(evidence)  # MFU of a given one is not of the window
     mfu = or_missing(of_run, evidence, MFU)
     if isinstance(mfu, Missing):
         return Achieved(_printed(evidence, mfu.reason), None, None, False, is_printed=True)
