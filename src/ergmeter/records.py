@@ -308,7 +308,7 @@ class Flops:
         return _from_json(cls, fields)
 
     @classmethod
-    def given(cls, flops: Flops | Iterable[Flops]) -> tuple[Flops, ...]:
+    def checked(cls, flops: Flops | Iterable[Flops]) -> tuple[Flops, ...]:
         """Flops from a program, as a run will give them back. UsageError for what it could not."""
         try:
             each = (flops,) if isinstance(flops, Flops) else flops

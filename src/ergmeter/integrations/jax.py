@@ -226,7 +226,7 @@ def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN4
     if lowered is None:
         return (), _NO_FLOPS
     if isinstance(lowered, Flops):
-        return Flops.given(lowered), ""
+        return Flops.checked(lowered), ""
     if not hasattr(lowered, "compiler_ir"):
         kind = type(lowered).__name__
         return (), f"flops= takes train_step.lower(state, batch), not yet compiled; got a {kind}"

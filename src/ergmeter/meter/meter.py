@@ -96,7 +96,7 @@ class Meter:
         does so unasked, as that command's hook: it ends when somebody else begins to measure.
         """
         settings_found = Settings.declared(settings, declared)
-        counted, no_flops = Flops.given(flops), ""
+        counted, no_flops = Flops.checked(flops), ""
         if model is not None:
             from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
