@@ -164,7 +164,7 @@ CASES = [
     Case("a run that never evaluated", no_eval_loss, "no evaluation loss was recorded"),
     target(
         "a target for a ledger's row",
-        "a ledger's row has no losses by step: name the run's directory",
+        "jobs and rows of a ledger have no losses by step: name a run's directory",
         lambda _: None,
         2.0,
     ),
