@@ -236,12 +236,17 @@ class Bench:
         return n
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Have requeued jobs begin meanwhile: they wait for two minutes by themselves; told so
-        while they still end, they forget."""
+        """Have requeued jobs begin meanwhile: they wait for two minutes by themselves.
+
+        A job told so while it still ends forgets it. One that begins within a second of its end is
+        dropped ("Job credential revoked"), so each is told once it has been in the queue for two.
+        """
+        since_s: dict[str, float] = {}
 
         def hurried() -> object:
             for job in self.asked("squeue", "-h", "-r", "-t", "PD", "-o", "%i").split():
-                self.asked("scontrol", "update", f"JobId={job}", "StartTime=now")
+                if time.monotonic() - since_s.setdefault(job, time.monotonic()) > 2.0:
+                    self.asked("scontrol", "update", f"JobId={job}", "StartTime=now")
             time.sleep(0.3)
             return condition()
 
