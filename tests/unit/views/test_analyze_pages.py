@@ -143,6 +143,11 @@ def test_an_impossible_output_is_marked_in_a_comparison_and_in_no_mean(erg: Erg,
     out = erg("analyze", "--compare", "good.json", "new.json", "old.json")[1]
     assert out.count("985 % (impossible)") >= 2
     assert "12.5 (impossible)" in out
+    code, gated, _ = erg("gate", "new.json", "good.json", "--noise", "1%")
+    assert code == 0  # by its throughput
+    note = "- new.json: MFU 985 % is impossible: above 100 %: an input is wrong"
+    assert note in gated
+    assert "good.json: MFU" not in gated
     compared = erg("analyze", "--compare", "good.json", "new.json", "old.json", "--json")[1]
     groups = json.loads(compared)["groups"]
     rows = [row for group in groups for row in group["outputs"]]
