@@ -23,8 +23,8 @@ from ergmeter.neuron.analysis import AnalysisRequest, analyze
 from ergmeter.neuron.score import SCORE, Baseline, Score
 from ergmeter.records import Reading
 from ergmeter.views.calculate.analyze import console_document
+from tests.runs import printed
 from tests.unit.neuron.graphs import config, one_dot, write
-from tests.unit.views.test_four_forms import forms_of
 
 Erg = Callable[..., tuple[int, str, str]]
 DATA = Path(__file__).parents[2] / "data"
@@ -340,8 +340,8 @@ def test_the_documented_score_is_printed_as_documented(
     assert score.value == pytest.approx(2.7324)
     readings = result.readings | {SCORE: Reading(score.value or 0.0, "", "derived")}
     result = replace(result, score=score, readings=readings)
-    printed = forms_of(console_document(result, per_file=False))["terminal"]
-    assert score_lines(printed) == [
+    text = printed(*console_document(result, per_file=False).parts)
+    assert score_lines(text) == [
         "MFU improvement: 1.2000 (50.00% → 60.00%)",
         "Throughput improvement: 1.5000 (100.00 → 150.00 seq/s)",
         "Loss improvement: 1.2000",
