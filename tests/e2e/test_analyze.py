@@ -36,7 +36,8 @@ SCRIPT = (
     "(found,) = entry_points(group='console_scripts', name='calculate_training_metrics.py');"
     "sys.argv[0] = found.name; sys.exit(found.load()())"
 )
-WAYS = [(ERG, "analyze"), (PYTHON, "-c", SCRIPT)]
+GUIDE_PATH = DATA.parents[1] / "scripts" / "calculate_training_metrics.py"
+WAYS = [(ERG, "analyze"), (PYTHON, "-c", SCRIPT), (PYTHON, GUIDE_PATH)]
 
 
 def bar(step: int, elapsed_s: int, rate: float) -> str:
@@ -76,7 +77,7 @@ def example(lab: Lab, caches: str, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return lab
 
 
-def analyze(lab: Lab, way: tuple[str, ...], *more: object, rc: int = 0) -> tuple[str, str]:
+def analyze(lab: Lab, way: tuple[object, ...], *more: object, rc: int = 0) -> tuple[str, str]:
     common = ("--config", YAML, "--model-config", MODEL)
     done = lab.run(*way, *common, *more)
     assert done.returncode == rc, done.stderr.decode()
@@ -101,8 +102,8 @@ ORIGINAL_KEYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["erg", "script"])
-def test_the_example_comes_out_right(example: Lab, way: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=["erg", "script", "path"])
+def test_the_example_comes_out_right(example: Lab, way: tuple[object, ...]) -> None:
     out, _ = analyze(example, way, *FULL)
     found = written(example, "out.json")
     assert list(found)[: len(ORIGINAL_KEYS)] == ORIGINAL_KEYS
@@ -127,9 +128,9 @@ def test_the_example_comes_out_right(example: Lab, way: tuple[str, ...]) -> None
     assert f"\nFinal Training Score: {found['training_score']:.4f}\n" in out
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["erg", "script"])
+@pytest.mark.parametrize("way", WAYS, ids=["erg", "script", "path"])
 def test_compat_gives_the_original_s_numbers_and_names_its_quirks(
-    example: Lab, way: tuple[str, ...]
+    example: Lab, way: tuple[object, ...]
 ) -> None:
     out, _ = analyze(example, way, *FULL, "--compat")
     found = written(example, "out.json")
@@ -605,15 +606,16 @@ def test_a_run_needs_a_log_and_our_own_numbers(
     assert not (example.path / "run").exists()
 
 
-def test_the_script_calls_itself_by_its_own_name(lab: Lab) -> None:
-    done = lab.run(*WAYS[1], "--help")
+@pytest.mark.parametrize("way", WAYS[1:], ids=["script", "path"])
+def test_the_script_calls_itself_by_its_own_name(lab: Lab, way: tuple[object, ...]) -> None:
+    done = lab.run(*way, "--help")
     assert done.returncode == 0
     assert done.stdout.decode().startswith("Usage: calculate_training_metrics.py [OPTIONS]")
     for arguments, said in (
         (("--batch",), "calculate_training_metrics.py: No such option"),
         ((), "calculate_training_metrics.py: the training's YAML is needed"),
     ):
-        done = lab.run(*WAYS[1], *arguments)
+        done = lab.run(*way, *arguments)
         assert done.returncode == 2
         assert done.stderr.decode().startswith(said)
         assert "erg" not in done.stderr.decode()
@@ -630,19 +632,33 @@ def test_compat_says_where_it_looked_for_graphs(lab: Lab) -> None:
     assert written(lab, "a.json")["nki_analysis"]["summary"]["total_files"] == 0
 
 
-def test_the_example_of_the_docs_prints_what_they_say(
-    lab: Lab, caches: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("page", "section", "blocks", "output", "mfu_percent"),
+    [
+        ("trainium", "To try it", 2, "metrics.json", 352 / 224 * 197.63 / 3040 * 100),
+        ("from-nki-llama", "Two minutes: the same numbers", 4, "theirs.json", 15.477),
+    ],
+)
+def test_the_examples_of_the_docs_print_what_they_say(
+    lab: Lab,
+    caches: str,
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    section: str,
+    blocks: int,
+    output: str,
+    mfu_percent: float,
 ) -> None:
-    """Pasted into a shell in a checkout, of which it needs tests/data."""
+    """Pasted into a shell in a checkout, of which they need tests/data and scripts."""
     monkeypatch.setenv("XDG_CACHE_HOME", caches)
     monkeypatch.setenv("PATH", f"{Path(ERG).parent}:{os.environ['PATH']}")
-    page = (DATA.parents[1] / "docs" / "trainium.md").read_text()
-    _, _, section = page.partition("## To try it")
-    commands, said = re.findall(r"```(?:bash|text)\n(.*?)```", section, re.DOTALL)[:2]
-    (lab.path / "tests").symlink_to(DATA.parent)
-    done = lab.run("bash", "-ec", commands)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.decode().splitlines()
-    assert [line for line in said.splitlines() if line not in printed] == []
-    found = json.loads((lab.path / "metrics.json").read_text())
-    assert found["mfu_percent"] == pytest.approx(352 / 224 * 197.63 / 3040 * 100, rel=1e-4)
+    for folder in ("tests", "scripts"):
+        (lab.path / folder).symlink_to(DATA.parents[1] / folder)
+    _, _, text = (DATA.parents[1] / "docs" / f"{page}.md").read_text().partition(f"## {section}")
+    parts = re.findall(r"```(?:bash|text)\n(.*?)```", text, re.DOTALL)[:blocks]
+    for commands, lines in zip(parts[::2], parts[1::2], strict=True):
+        done = lab.run("bash", "-ec", commands)
+        assert done.returncode == 0, done.stderr
+        printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
+        assert [line for line in lines.splitlines() if line not in printed] == []
+    assert written(lab, output)["mfu_percent"] == pytest.approx(mfu_percent, rel=1e-4)

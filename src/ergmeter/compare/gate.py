@@ -535,7 +535,7 @@ def _remarks(pair: ConfigurationPair) -> list[GateRemark]:
     if not new.entries:
         return [GateRemark(pair.name, "inconclusive", "missing in NEW")]
     if not ref.entries:
-        return [GateRemark(pair.name, "absent", "not in REF: nothing to hold it against")]
+        return [GateRemark(pair.name, "absent", "not in REF: nothing to compare it with")]
     remarks = [GateRemark(pair.name, "worse", f"not what it says: {line}") for line in new.broken]
     if new.failed:
         remarks.append(_failure(pair))

@@ -19,7 +19,7 @@ from ergmeter.compare.grouping import Fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError, suggestion
 from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.metrics.evidence.window import TRAINING
+from ergmeter.metrics.evidence.window import REQUESTS, TRAINING
 from ergmeter.stats.ratio import RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
 
@@ -132,7 +132,8 @@ def _of_one_window(
 ) -> tuple[Sequence[Entry], Sequence[Entry]]:
     """Both sides, entries over another kind of window computed again over the training window."""
     kinds = [{e.facts["window"] for e in side if "window" in e.facts} for side in (new, ref)]
-    if not all(kinds) or len(set.union(*kinds)) == 1:
+    # A training has no window of requests: the groups are refused.
+    if not all(kinds) or len(set.union(*kinds)) == 1 or {REQUESTS} in kinds:
         return new, ref
     sides = []
     for name, side in zip(_SIDES, (new, ref), strict=True):

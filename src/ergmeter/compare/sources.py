@@ -376,7 +376,7 @@ def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:
         "started": run.header.get("created"),
         "steps": or_none(steps_made, evidence),
         "flops_per_token": flops and f"{scaled(flops, 'FLOP')}, {evidence.flops[0].convention}",
-        "window": evidence.window_kind if evidence.trains else None,
+        "window": evidence.window_kind if evidence.has_work else None,
         "whole_run_from": evidence.started_by if evidence.trains else None,
     }
     return {**facts_of(own), **facts_of(run.workload), "run": str(run.path)}

@@ -31,7 +31,14 @@ from ergmeter.neuron.analysis import (
     model_version,
 )
 from ergmeter.neuron.compile_cache import Choice, graph_file
-from ergmeter.neuron.document import FORMAT, input_documents, obtained, original_document, versions
+from ergmeter.neuron.document import (
+    FORMAT,
+    impossible,
+    input_documents,
+    obtained,
+    original_document,
+    versions,
+)
 from ergmeter.neuron.kernels import GraphResult, NkiSummary
 from ergmeter.neuron.mfu import (
     PEAK_TFLOP_PER_S_PER_NODE,
@@ -148,10 +155,13 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     }
     score = None
     if request.calculate_score or request.per_file_scores:
-        score = Score(request.baseline, mfu_percent, rate, ratio)
-    if request.calculate_score and score is not None:
         why = impossible_score(mfu.impossible)
-        readings[SCORE] = replace(mfu, value=score.value or 0.0, unit=NO_UNIT, impossible=why)
+        score = Score(
+            request.baseline, mfu_percent, rate, ratio,
+            is_mfu_impossible=bool(why), impossible=why,
+        )  # fmt: skip
+        if request.calculate_score:
+            readings[SCORE] = replace(mfu, value=score.value or 0.0, unit=NO_UNIT, impossible=why)
     return Analysis(
         request=request,
         batch_size=batch,
@@ -175,18 +185,15 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
 def compat_document(analysis: Analysis) -> dict[str, Any]:
     """The document of the original's numbers, with its keys first."""
     assert analysis.estimate is not None
-    mfu_percent = analysis.estimate.mfu_percent or 0.0  # to its last digit
-    wrong = impossible_mfu(mfu_percent)
-    reasons = {"mfu_percent": wrong, "training_score": impossible_score(wrong)}  # score or not
     return original_document(analysis) | {
-        "mfu_percent": mfu_percent,
+        "mfu_percent": analysis.estimate.mfu_percent or 0.0,  # to its last digit
         "tflops_per_second": analysis.value(TFLOP),
         "format": FORMAT,
         "compat": asdict(ORIGINAL),
         "unreadable_kernel_configs": analysis.nki.calls["unreadable"],
         "findings": [asdict(each) for each in analysis.findings],
         "versions": versions(analysis),
-        "impossible": {key: why for key, why in reasons.items() if why},
+        "impossible": impossible(analysis),
         "obtained": _obtained(analysis),
         "inputs": input_documents(analysis),
     }

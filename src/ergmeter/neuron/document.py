@@ -59,6 +59,7 @@ def original_document(analysis: Analysis) -> Json:
         factors = breakdown(score)
         if details is None:
             factors = {key: factors[key] for key in factors if key not in _NOT_IN_BREAKDOWN}
+            factors |= _wrong(score)
         else:
             factors |= {**_doubt(score.mark), "remark": REMARK}
         content |= {"training_score": analysis.value(SCORE), "training_score_breakdown": factors}
@@ -158,11 +159,15 @@ def versions(analysis: Analysis) -> Json:
 
 def impossible(analysis: Analysis) -> dict[str, str]:
     """Reasons, by key, why a value is impossible."""
-    return {
+    reasons = {
         JSON_NAMES[key].name: result.impossible
         for key, result in analysis.readings.items()
-        if isinstance(result, Reading) and result.impossible
+        if isinstance(result, Reading)
     }
+    if analysis.score is not None:
+        names = (f"{name}_score" for name in analysis.score_statistics)
+        reasons |= dict.fromkeys(names, analysis.score.impossible)
+    return {key: why for key, why in reasons.items() if why}
 
 
 def _nki(analysis: Analysis) -> Json:
@@ -220,9 +225,15 @@ def _graph(graph: GraphResult, analysis: Analysis) -> Json:
     if score is not None:
         factors = breakdown(score)
         content["training_score"] = {
-            "score": score.value, **{name: factors[name] for name in _GRAPH_FACTORS}, **doubt
+            "score": score.value, **{name: factors[name] for name in _GRAPH_FACTORS}, **doubt,
+            **_wrong(score),
         }  # fmt: skip
     return content
+
+
+def _wrong(score: Score) -> dict[str, str]:
+    """Why a score is impossible, if it is."""
+    return {"impossible": score.impossible} if score.impossible else {}
 
 
 def _doubt(mark: str) -> dict[str, bool]:

@@ -20,6 +20,7 @@ from ergmeter.compare.entry import Entry, Group, SourceEntries, Wanted, facts_of
 from ergmeter.compare.grouping import why_other_terms
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.catalog import refusal
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
 from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS, with_rate
@@ -137,7 +138,12 @@ class EarlierOutput:
             base = _part(self.document, "training_score_breakdown")
             facts |= {name: _number(base, name) for name in ("base_mfu", "base_throughput")}
             facts |= {"score_offset": self.score_offset, "score_convention": self.convention}
-        return Entry(self.path, self.path, facts_of(facts), figures, kind="analysis")
+        mfu = figures[MFU]
+        wrong = isinstance(mfu, Reading) and mfu.impossible and f"{self.path}: MFU {refusal(mfu)}"
+        cautions = (wrong,) if wrong else ()
+        return Entry(
+            self.path, self.path, facts_of(facts), figures, kind="analysis", cautions=cautions
+        )
 
     def entry_under(self, convention: str | None) -> Entry:
         """Its entry with MFU under a convention; without MFU if the outputs have none in common."""

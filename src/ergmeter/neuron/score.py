@@ -78,12 +78,13 @@ class Score:
     seq_per_s: float | None
     nki_ratio: float | None
     is_mfu_impossible: bool = False
+    impossible: str = ""  # why, where the score is computed all the same, as the original does
     mark: str = ""  # of an NKI ratio that is not exact, as in `kernels.LEGEND`
 
     @property
     def mfu_improvement(self) -> float | None:
-        """MFU over the baseline's; None also where MFU cannot be right."""
-        mfu = None if self.is_mfu_impossible else self.mfu_percent
+        """MFU over the baseline's; None also where MFU cannot be right, but for the original's."""
+        mfu = None if self.is_mfu_impossible and not self.impossible else self.mfu_percent
         return _over(mfu, self.baseline.mfu_percent)
 
     @property
@@ -126,7 +127,7 @@ class Score:
             Factor("convergence", ratio=base.convergence_rate, is_given=True),
             Factor("NKI share", self.nki_ratio, base.offset, "", self.nki_factor, mark=self.mark),
         )  # fmt: skip
-        product: float | None = 1.0
+        product = None if self.impossible else 1.0  # nothing more is computed from it
         factors = []
         for factor in rows:
             product = None if product is None or factor.ratio is None else product * factor.ratio
@@ -161,4 +162,6 @@ class Factor:
     @property
     def doublings(self) -> float | None:
         """The logarithm to base 2: 1 for a factor of 2, -1 for one of 1/2."""
-        return None if self.ratio is None or self.ratio <= 0 else math.log2(self.ratio)
+        if self.ratio is None or self.ratio <= 0 or self.is_impossible:
+            return None
+        return math.log2(self.ratio)

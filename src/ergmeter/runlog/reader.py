@@ -112,8 +112,10 @@ class Run:
     def training(self, number: int) -> Run:
         """One training by its number, from 1, with the samples that all trainings share."""
         if not 1 <= number <= len(self.trainings):
-            there = f"1 to {len(self.trainings)}" if self.trainings else "none told apart"
-            raise UsageError(f"no training {number} in {self.path} (there are: {there})")
+            there = f"{self.path} (there are: 1 to {len(self.trainings)})"
+            if not self.trainings:
+                there = f"{self.path}: no trainings are numbered in it; name the run alone"
+            raise UsageError(f"no training {number} in {there}")
         chosen = self.trainings[number - 1]
         writers = [w for w in self.writers if training_of(w) in (None, chosen)]
         others = tuple(w for w in self.writers if training_of(w) not in (None, chosen))

@@ -712,3 +712,47 @@ def test_a_noise_path_that_is_not_there_can_not_be_read(
     assert code == 4
     assert "where" in said
     assert said.count("\n") == 1
+
+
+def test_requests_against_training_steps_are_other_work(tmp_path: Path, erg: Erg) -> None:
+    training = run(tmp_path / "training")
+    served = make_run(tmp_path / "served")
+    requests = [Step(i * S, (i + 1) * S, phase="decode", tokens_computed=500) for i in range(20)]
+    add_writer(served, steps=requests)
+    code, out, err = erg("gate", served, training, "--rule", SPEED, "--noise", "1%")
+    assert code == 3
+    why = "kind of window differs (training / requests)"
+    assert f"not comparable: {why}" in out
+    assert err == f"erg gate: not comparable: served: {why}\n"
+    out = erg("compare", training, served)[1]
+    assert "not comparable: kind of window differs (training / requests)" in out
+    assert "faster" not in out
+    code, out, _ = erg("gate", served, served, "--rule", SPEED, "--noise", "0.1%")
+    assert code == 0
+    assert "kind of window" not in out
+    # A row of an unbroken window can't be computed over requests, wherever its run is.
+    ledger = tmp_path / "energy_results.csv"
+    ledger.write_text("tok_per_s,tokens_processed,wall_s,window_s,steps\n100,1000,10,10,20\n")
+    code, _, err = erg("gate", served, ledger, "--rule", SPEED, "--noise", "1%")
+    assert (code, err) == (
+        3, "erg gate: not comparable: served: kind of window differs (unbroken / requests)\n"
+    )  # fmt: skip
+
+
+def test_a_run_without_numbered_trainings_is_named_as_it_is(tmp_path: Path, erg: Erg) -> None:
+    whole = run(tmp_path / "run")
+    code, _, err = erg("gate", f"{whole}:2", whole, "--noise", "1%")
+    assert code == 2
+    assert (
+        err
+        == f"erg: no training 2 in {whole}: no trainings are numbered in it; name the run alone\n"
+    )
+
+
+def test_a_summary_that_can_not_be_written_is_misuse_and_not_worse(
+    tmp_path: Path, erg: Erg
+) -> None:
+    new = run(tmp_path / "run")
+    code, out, err = erg("gate", new, new, "--markdown", tmp_path / "none" / "summary.md")
+    assert (code, out) == (2, "")
+    assert f"summary.md: the directory {tmp_path / 'none'} does not exist" in err

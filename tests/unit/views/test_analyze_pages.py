@@ -143,6 +143,11 @@ def test_an_impossible_output_is_marked_in_a_comparison_and_in_no_mean(erg: Erg,
     out = erg("analyze", "--compare", "good.json", "new.json", "old.json")[1]
     assert out.count("985 % (impossible)") >= 2
     assert "12.5 (impossible)" in out
+    code, gated, _ = erg("gate", "new.json", "good.json", "--noise", "1%")
+    assert code == 0  # by its throughput
+    note = "- new.json: MFU 985 % is impossible: above 100 %: an input is wrong"
+    assert note in gated
+    assert "good.json: MFU" not in gated
     compared = erg("analyze", "--compare", "good.json", "new.json", "old.json", "--json")[1]
     groups = json.loads(compared)["groups"]
     rows = [row for group in groups for row in group["outputs"]]
@@ -152,9 +157,54 @@ def test_an_impossible_output_is_marked_in_a_comparison_and_in_no_mean(erg: Erg,
 
 
 def test_compat_keeps_the_original_s_score_and_marks_both(erg: Erg, job: Path) -> None:
-    out = erg(*JOB, *ABOVE, "--compat", "--output", "o.json")[1]
-    assert re.search(r"\nMFU  1116\.\d+ % \(impossible\)  -  ", out)
-    assert re.search(r"\nscore  [\d.]+ \(impossible\)  -  ", out)
+    # 224.04 TFLOP x 151.5 / 3040 is 1116.53 %; times 1.515 / 50 it is 33.83. NKI: 45 of 156 MACs.
+    options = (*JOB, *ABOVE, "--compat", "--print-per-file", "--detailed", "--output", "o.json")
+    code, out, _ = erg(*options)
+    assert code == 0  # as of `erg mfu`
+    why = "computed from an MFU above 100 %: an input is wrong"
+    assert "\nMFU  1116.53 % (impossible)  -  " in out
+    assert "\nscore  43.59 (impossible)  -  " in out
+    assert "\nMFU improvement: 22.3306 (50.00% → 1116.53% (impossible))\n" in out
+    assert f"\nFinal Training Score: 43.5897 (impossible: {why})\n" in out
+    shown = " ".join(out.split())
+    graphs = "Scores of the graphs: average 38.9054, min 33.8308, max 43.9801"
+    assert f"{graphs} (impossible: {why})." in shown
+    assert "MFU 1117 % (impossible) 50 % 22.331 (impossible) - -" in shown
+    assert "NKI share 0.2885 1 + share 1.2885 - +0.366" in shown  # no product, nor a logarithm
+    rows = [line for line in out.splitlines() if " MODULE_" in line]
+    assert [row.split()[-2:] for row in rows] == [
+        ["43.98", "(impossible)"], ["33.831", "(impossible)"],
+    ]  # fmt: skip
     found = json.loads(Path("o.json").read_text())
-    assert set(found["impossible"]) == {"mfu_percent", "training_score"}
-    assert found["training_score"] is not None
+    assert found["mfu_percent"] == pytest.approx(100 * 224.0426740 * 151.5 / 3040)
+    assert found["training_score"] == pytest.approx(33.8308 * (1 + 45 / 156), rel=1e-5)
+    of_graphs = ("average_score", "min_score", "max_score")
+    assert found["impossible"] == {
+        "mfu_percent": "above 100 %: an input is wrong",
+        **dict.fromkeys(("training_score", *of_graphs), why),
+    }
+    files = found["nki_analysis"]["per_file_metrics"]
+    assert [file["training_score"]["impossible"] for file in files] == [why, why]
+    assert found["training_score_breakdown"]["impossible"] == why
+
+
+def test_pages_mark_the_original_s_impossible_score_with_its_reason(erg: Erg, job: Path) -> None:
+    why = "computed from an MFU above 100 %: an input is wrong"
+    written = erg(*JOB, *ABOVE, "--compat", "--md")[1]
+    (line,) = (line for line in written.splitlines() if line.startswith("| score | 43.59 (imp"))
+    assert why in line
+    assert f"(impossible: {why})" in written  # scores of the graphs
+    page = said(erg, *JOB, *ABOVE, "--compat")
+    assert f"score 43.59 (impossible) - reported {why}" in page
+    assert f"The score is impossible: {why}." in page
+    assert f"max 43.9801 (impossible: {why})." in page
+    assert "score 43.59 raises" not in page
+
+
+def test_a_possible_score_of_compat_has_no_mark(erg: Erg, job: Path) -> None:
+    words = (*ABOVE, "--throughput", "2.1", "--compat", "--detailed", "--json")
+    out = erg(*JOB, *words)[1]
+    found = json.loads(out)
+    assert found["impossible"] == {}
+    assert found["training_score"] == pytest.approx(15.477 / 50 * 0.021 * (1 + 45 / 156), rel=1e-4)
+    assert out.count('"impossible"') == 1

@@ -12,6 +12,7 @@ from ergmeter.cli.options import (
     BY,
     NOISE,
     SHORT_FLAGS,
+    check_writable,
     flag,
     path_option,
     repeated,
@@ -107,6 +108,8 @@ def command(
     )
     from ergmeter.compare.pairing import CompareOptions
 
+    if markdown:
+        check_writable(markdown, option="--markdown")
     try:
         measures = [parse_rule(rule).measure for rule in rules or DEFAULT_RULES]
         new_side, ref_side = _sides(new, ref, measures)

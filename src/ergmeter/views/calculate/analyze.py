@@ -138,9 +138,14 @@ def _score_lines(analysis: Analysis) -> Iterator[str]:
     yield f"Convergence rate improvement: {base.convergence_rate:.4f}"
     yield f"NKI flop ratio: {_fixed(score.nki_ratio, 4)}{bound}"
     if isinstance(result, Reading):
-        yield f"Final Training Score: {result.value:.4f}{bound}{result.mark}"
+        yield f"Final Training Score: {result.value:.4f}{bound}{_reason(score)}"
     else:
         yield f"Final Training Score: - ({result.reason})"
+
+
+def _reason(score: Score) -> str:
+    """Return the mark of a score that is impossible, with the reason."""
+    return f" (impossible: {score.impossible})" if score.impossible else ""
 
 
 def _fixed(value: float | None, digits: int) -> str:
@@ -270,6 +275,8 @@ def _score(analysis: Analysis) -> Iterator[Part]:
         row_titles=1,
     )
     yield ChartPart(score_chart(score, table))
+    if score.impossible:
+        yield Paragraph(f"The score is impossible: {score.impossible}.")
     if isinstance(result, Missing):
         yield Paragraph(f"No score: {result.reason}.")
     if analysis.original is None:
@@ -277,8 +284,9 @@ def _score(analysis: Analysis) -> Iterator[Part]:
 
 
 def _factor(factor: Factor) -> tuple[str, ...]:
+    wrong = _IMPOSSIBLE if factor.is_impossible else ""
     ratio, product = (
-        "-" if value is None else significant(value, 5) + _BOUNDS[factor.mark]
+        "-" if value is None else f"{significant(value, 5)}{_BOUNDS[factor.mark]}{wrong}"
         for value in (factor.ratio, factor.product)
     )
     added = "-" if factor.doublings is None else f"{factor.doublings:+.3f}"
@@ -287,7 +295,7 @@ def _factor(factor: Factor) -> tuple[str, ...]:
     reached = "-"
     if factor.reached is not None:
         reached = f"{significant(factor.reached, 4)} {factor.unit}".rstrip()
-    reached += _IMPOSSIBLE if factor.is_impossible else ""
+    reached += wrong
     base = f"{factor.base:g} {factor.unit or '+ share'}"  # the share is added to the offset
     return factor.name, reached, base, ratio, product, added
 
@@ -422,7 +430,8 @@ def _graphs(analysis: Analysis, most: int) -> Iterator[Part]:
         yield Paragraph(_about_graphs(analysis, ranked, most))
     if scores := analysis.score_statistics:
         texts = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        yield Paragraph(f"Scores of the graphs: {texts}{_BOUNDS[analysis.nki.mark]}.")
+        wrong = "" if analysis.score is None else _reason(analysis.score)
+        yield Paragraph(f"Scores of the graphs: {texts}{_BOUNDS[analysis.nki.mark]}{wrong}.")
     elif analysis.request.per_file_scores and analysis.score_missing:
         yield Paragraph(f"No score of a graph: {analysis.score_missing}.")
     failed = [graph for graph in analysis.graphs if graph.error is not None]
@@ -476,8 +485,10 @@ def _ratio(ratio: float | None, mark: str) -> SortableCell:
 
 def _score_of(analysis: Analysis, graph: GraphResult) -> SortableCell:
     score = analysis.graph_score(graph)
-    value = None if score is None else score.value
-    return SortableCell("-" if value is None else significant(value, 5) + graph.mark, value)
+    if score is None or score.value is None:
+        return SortableCell("-", None)
+    wrong = _IMPOSSIBLE if score.impossible else ""
+    return SortableCell(significant(score.value, 5) + graph.mark + wrong, score.value)
 
 
 def _kernels_of(graph: GraphResult) -> str:
@@ -619,9 +630,10 @@ _MARKS = {"": "", LOWER_BOUND: "at least ", UNCERTAIN: "about "}
 def score_chart(score: Score, table: Table) -> Chart:
     """Return the chart of the score's factors; `table` has their numbers."""
     points = [
-        _dot(factor.name, factor.ratio, f"{_MARKS[factor.mark]}x") for factor in score.factors()
+        _dot(factor.name, factor.ratio, f"{_MARKS[factor.mark]}x", factor.is_impossible)
+        for factor in score.factors()
     ]
-    points.append(_dot("score", score.value, _MARKS[score.mark].strip()))
+    points.append(_dot("score", score.value, _MARKS[score.mark].strip(), bool(score.impossible)))
     return interval_chart(
         "score_factors", "factors of the score", points, "ratio, log scale (1 changes nothing)",
         is_ratio=True, words={"better": "raises the score", "worse": "lowers it"}, table=table,
@@ -629,9 +641,11 @@ def score_chart(score: Score, table: Table) -> Chart:
     )  # fmt: skip
 
 
-def _dot(name: str, ratio: float | None, sign: str) -> Dot:
+def _dot(name: str, ratio: float | None, sign: str, is_impossible: bool) -> Dot:
     if ratio is None or ratio <= 0:
         return Dot(name, "not known" if ratio is None else f"{sign} 0", "absent")
     text = f"{sign} {significant(ratio, 5)}".strip()
+    if is_impossible:
+        return Dot(name, text + _IMPOSSIBLE, "absent")
     state: State = "better" if ratio >= 1 else "worse"
     return Dot(name, text, state, ratio, min(1.0, ratio), max(1.0, ratio))
