@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.cli import work_options as step
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.estimate import estimate as engine
-from ergmeter.flops.estimate.arrangement import (
-    Kernels,
-    Parallel,
-    Setup,
-    check_model_split,
-)
+from ergmeter.flops.estimate.arrangement import Kernels, Parallel, Setup, check_model_split
 from ergmeter.flops.estimate.memory import step_memory
 from ergmeter.flops.estimate.storage import declared_method, storage_of
 from ergmeter.flops.source import read_model

@@ -59,11 +59,7 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
-    def get_command(
-        self,
-        ctx: click.Context,
-        cmd_name: str,
-    ) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
         # No module can be called `import`.
@@ -84,11 +80,7 @@ class _Commands(click.Group):
             )
         return super().resolve_command(ctx, args)
 
-    def format_commands(
-        self,
-        ctx: click.Context,
-        formatter: click.HelpFormatter,
-    ) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # From the table: loading every command to ask for its help would load most of ergmeter.
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))

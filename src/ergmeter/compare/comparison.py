@@ -29,23 +29,11 @@ from ergmeter.compare.pairing import (
     pooled_verdict,
 )
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
-from ergmeter.compare.verdicts import (
-    OF_WHOLE_RUN,
-    Verdict,
-    absent_verdict,
-    verdict,
-)
+from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict, absent_verdict, verdict
 from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.catalog import Metric, every_metric, in_view, rule_metric
 from ergmeter.records import Reading
-from ergmeter.stats.ratio import (
-    UNBOUNDED,
-    Contrast,
-    Mean,
-    contrast,
-    holm,
-    mean,
-)
+from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, holm, mean
 from ergmeter.units import grouped
 
 if TYPE_CHECKING:

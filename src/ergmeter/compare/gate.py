@@ -21,12 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.compare.entry import (
-    NOT_COMPARABLE,
-    Group,
-    read_side,
-    rule_scale,
-)
+from ergmeter.compare.entry import NOT_COMPARABLE, Group, read_side, rule_scale
 from ergmeter.compare.grouping import Fairness, fairness, mixed_facts
 from ergmeter.compare.pairing import (
     COUNTED,

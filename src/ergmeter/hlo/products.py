@@ -113,11 +113,7 @@ def convolution_macs(module: Module, computation: Computation, convolution: Inst
 
 
 def window_macs(
-    user: Instruction,
-    *,
-    source: Sequence[int],
-    kernel: Sequence[int],
-    result: Sequence[int],
+    user: Instruction, *, source: Sequence[int], kernel: Sequence[int], result: Sequence[int]
 ) -> int:
     """Input features of a group x output features x batch of a group x valid pairs per axis."""
     data = user.data

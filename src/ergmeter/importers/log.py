@@ -270,10 +270,7 @@ class ParsedLog:
 
 
 def read_log(
-    path: str | Path,
-    *,
-    format: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    path: str | Path, *, format: str | None = None, progress: Callable[[int], None] | None = None
 ) -> ParsedLog:
     """Read a log, packed with gzip or not; "-" is standard input.
 

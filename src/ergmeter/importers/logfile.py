@@ -250,11 +250,7 @@ def _first_to_recognise(importers: Iterable[Importer], text: str) -> Importer | 
 
 
 def _look_further(
-    importers: list[Importer],
-    best: Importer,
-    line: Line,
-    head: list[Line],
-    lines: Iterator[Line],
+    importers: list[Importer], best: Importer, line: Line, head: list[Line], lines: Iterator[Line]
 ) -> ChosenImporter:
     """Reads further for an importer that is more specific than the best so far."""
     better = importers[: importers.index(best)]

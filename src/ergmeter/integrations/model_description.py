@@ -100,12 +100,7 @@ _written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
 class Description:
     """Describes the model of one training to its Meter."""
 
-    def __init__(
-        self,
-        meter: Meter,
-        model: object,
-        recorder: StepRecorder | None = None,
-    ) -> None:
+    def __init__(self, meter: Meter, model: object, recorder: StepRecorder | None = None) -> None:
         """`recorder` records the module calls already, if given."""
         self.model = _weakly(model)  # weak: the program decides when its memory is freed
         self.is_settled = False  # nothing is to be asked of the training's thread any more

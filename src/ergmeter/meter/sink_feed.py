@@ -171,12 +171,7 @@ class Feed:
     """Makes the updates and hands them out. Its thread starts when the run has begun."""
 
     def __init__(
-        self,
-        plans: tuple[SinkPlan, ...],
-        handover: HandOver,
-        *,
-        name: str,
-        every_s: float,
+        self, plans: tuple[SinkPlan, ...], handover: HandOver, *, name: str, every_s: float
     ) -> None:
         self._handover = handover
         self._run = handover.run

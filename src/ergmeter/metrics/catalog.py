@@ -194,11 +194,7 @@ def checked(key: str, result: Result) -> Result:
 
 
 def over_whole_run(
-    metrics: list[Metric],
-    *keys: str,
-    title: str = "",
-    is_in_bench: bool = False,
-    views: str = "",
+    metrics: list[Metric], *keys: str, title: str = "", is_in_bench: bool = False, views: str = ""
 ) -> list[Metric]:
     """The same metrics over the whole run, to stand beside those over the training window.
 

@@ -239,13 +239,7 @@ _NOISY_FRAC = 0.05  # half the interval, over the rate
 _WAITS_FRAC = 0.02  # of the window
 _LEFT = "metrics that need it are absent, or cover only what is left"
 _MERGED = "totals and rates are exact; a step's time is the mean over its row"
-_LOST = (
-    "rows_dropped",
-    "samples_dropped",
-    "handover_failed",
-    "probe_failed",
-    "device_lost",
-)
+_LOST = ("rows_dropped", "samples_dropped", "handover_failed", "probe_failed", "device_lost")
 
 
 def _record(evidence: Evidence) -> list[CheckFinding]:

@@ -152,10 +152,7 @@ def read_training_file(path: str | Path) -> TrainingFile:
 
 
 # Linear layers that the trainer fuses into one, and the modules they are made of.
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # neuronx-distributed-training's own defaults for what `peft` leaves out.
 _DEFAULT_RANK = 16
 # Its modes of precision that multiply in bf16.

@@ -90,10 +90,7 @@ _METRICS: dict[int, tuple[str, float]] = {
     pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: ("pcie_sent_bytes_per_s", _BYTES_PER_MIB),
     pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: ("pcie_received_bytes_per_s", _BYTES_PER_MIB),
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: ("nvlink_sent_bytes_per_s", _BYTES_PER_MIB),
-    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: (
-        "nvlink_received_bytes_per_s",
-        _BYTES_PER_MIB,
-    ),
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: ("nvlink_received_bytes_per_s", _BYTES_PER_MIB),
 }
 
 _NO_GPM = "this GPU has no hardware counters that NVML reads (GPM): Hopper and newer have them"

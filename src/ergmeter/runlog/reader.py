@@ -17,23 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.records import (
-    COLUMN_KINDS,
-    Device,
-    Flops,
-    Mark,
-    Reported,
-    Result,
-    Window,
-)
+from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Result, Window
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import (
-    WriterLog,
-    on_one_clock,
-    run_header,
-    training_of,
-    writer_header,
-)
+from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
 from ergmeter.runlog.process_group import is_alive
 from ergmeter.runlog.segments import (
     FEW_STEPS,

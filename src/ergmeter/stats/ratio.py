@@ -372,12 +372,7 @@ def relative(share: float) -> float:
 
 
 def needed(
-    effect: float,
-    noise: float,
-    *,
-    dof: float,
-    is_paired: bool = False,
-    confidence: float = 0.95,
+    effect: float, noise: float, *, dof: float, is_paired: bool = False, confidence: float = 0.95
 ) -> Needed:
     """The repeats that show an effect in `POWER` of cases, with a range.
 
@@ -391,14 +386,7 @@ def needed(
     return Needed(likely, fewest, most, effect, POWER)
 
 
-def shows(
-    effect: float,
-    noise: float,
-    repeats: int,
-    *,
-    is_paired: bool,
-    confidence: float,
-) -> bool:
+def shows(effect: float, noise: float, repeats: int, *, is_paired: bool, confidence: float) -> bool:
     """True if so many repeats show an effect in `POWER` of cases."""
     return power(effect, noise, repeats, is_paired=is_paired, confidence=confidence) >= POWER
 

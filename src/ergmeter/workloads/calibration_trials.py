@@ -55,12 +55,7 @@ _STILL_S = 1.0  # a counter that has not moved for so long does not count
 
 # NVML's clocks-event reasons, by what holds the clock down; idle and a clock set by an application
 # are none.
-_LIMITS = {
-    "power": 0x4 | 0x80,
-    "heat": 0x20 | 0x40,
-    "hardware": 0x8,
-    "other GPUs": 0x10,
-}
+_LIMITS = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8, "other GPUs": 0x10}
 
 
 Query: TypeAlias = "Callable[[], float]"
@@ -313,11 +308,7 @@ def _blocks_for(
 
 
 def sustained(
-    task: RepeatedWork,
-    device: torch.device,
-    pace: TrialDurations,
-    *,
-    watch: Watch | None,
+    task: RepeatedWork, device: torch.device, pace: TrialDurations, *, watch: Watch | None
 ) -> CalibratedRate:
     """The rate over a window after a warm-up, without a burst of its own."""
     repeats = max(1, round(pace.block_s / one_s(task.work, device)))

@@ -160,10 +160,7 @@ _CHOICES: dict[str, dict[str, tuple[str, Any] | None]] = {
         "float16": ("train.fp16", True),
         "float32": None,
     },
-    "use_flash_attn": {
-        "True": ("model.attn_implementation", "flash_attention_2"),
-        "False": None,
-    },
+    "use_flash_attn": {"True": ("model.attn_implementation", "flash_attention_2"), "False": None},
     "logging_strategy": {"steps": None},
     # Left out, it is off, and a cell is the same as if nobody had spoken of it.
     "skip_memory_metrics": {"True": None, "False": ("metrics.hf_memory", True)},

@@ -28,12 +28,7 @@ from ergmeter.errors import FormatError, UsageError
 @without_effect("--no-memo", is_flag=True)
 @with_forms
 @flag("-v", "--verbose", help="Say which reader was used.")
-def command(
-    paths: tuple[Path, ...],
-    by: str | None,
-    forms: Forms,
-    verbose: bool,
-) -> None:
+def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool) -> None:
     """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
 
     A module is counted as it is executed: loops times their trip count, calls at each call site, of

@@ -15,9 +15,7 @@ from ergmeter.cli.run_options import TOKENS_ARE, with_alerts, with_model, with_s
 _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-)
+@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @path_option("--out", help="The run directory to make. [default: runs/DATE-NAME-xxxx]")
 @click.option("--name", help="What to call the run. [default: the script's name]")
 @TOKENS_ARE

@@ -412,10 +412,7 @@ def text_inputs(
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {name: target}
     source = length if source_len is None else positive("source_len", source_len)
-    return {
-        "input_ids": torch.zeros(rows, source, dtype=torch.long),
-        "decoder_input_ids": target,
-    }
+    return {"input_ids": torch.zeros(rows, source, dtype=torch.long), "decoder_input_ids": target}
 
 
 def _taking_tokens(model: nn.Module) -> str:

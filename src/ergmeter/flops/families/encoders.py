@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ergmeter.errors import FormatError
 from ergmeter.flops.families.pieces import Names, biased_attention, layer_kinds, windows_of
 from ergmeter.flops.graph.graph import Attention, Builder, Graph, Node
-from ergmeter.flops.graph.layers import (
-    AttentionLayer,
-    EncoderBlock,
-    Mlp,
-    add_block,
-    renamed,
-)
+from ergmeter.flops.graph.layers import AttentionLayer, EncoderBlock, Mlp, add_block, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

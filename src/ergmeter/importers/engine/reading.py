@@ -22,12 +22,7 @@ from ergmeter.importers.engine.parsed_line import (
     retracted_note,
 )
 from ergmeter.importers.engine.spans import StepSpans
-from ergmeter.importers.engine.step_lines import (
-    Dialect,
-    MixedNumbers,
-    StepLines,
-    is_result,
-)
+from ergmeter.importers.engine.step_lines import Dialect, MixedNumbers, StepLines, is_result
 from ergmeter.importers.engine.timestamps import stamp_ns
 from ergmeter.ports import Importer, Line
 from ergmeter.records import STEP_LOSS, Mark, Record, Reported

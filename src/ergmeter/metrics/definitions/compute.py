@@ -467,11 +467,7 @@ def _result(key: str, title: str, unit: str, **declared: Any) -> Metric:  # noqa
 
 
 _of_peak = partial(
-    _result,
-    unit="frac",
-    needs=(*_NEEDS, "a peak"),
-    upper_bound=1.0,
-    above_bound=_ABOVE_PEAK,
+    _result, unit="frac", needs=(*_NEEDS, "a peak"), upper_bound=1.0, above_bound=_ABOVE_PEAK
 )
 
 METRICS = [

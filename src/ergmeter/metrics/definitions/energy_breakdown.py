@@ -34,15 +34,7 @@ from ergmeter.metrics.phases import (
     spans_of,
     union_of,
 )
-from ergmeter.records import (
-    COLUMN_KINDS,
-    Basis,
-    Device,
-    Reading,
-    TimeArray,
-    mapped,
-    weakest,
-)
+from ergmeter.records import COLUMN_KINDS, Basis, Device, Reading, TimeArray, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
 

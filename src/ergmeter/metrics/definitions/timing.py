@@ -95,11 +95,7 @@ def pace_of_ranks(evidence: Evidence) -> RankPace:
     ranks, writers, inside, between, steps = zip(*medians, strict=True)
     hosts = (evidence.run.writers[writer].header.get("host") for writer in writers)
     return RankPace(
-        ranks,
-        tuple(map(str, hosts)),
-        np.array(inside),
-        np.array(between),
-        float(np.median(steps)),
+        ranks, tuple(map(str, hosts)), np.array(inside), np.array(between), float(np.median(steps))
     )
 
 

@@ -69,12 +69,7 @@ class Evidence:
     """A run, seen through one window. Properties raise NotMeasurable with the reason."""
 
     def __init__(
-        self,
-        run: Run,
-        settings: Settings,
-        *,
-        heed_marks: bool = True,
-        flops: Sequence[Flops] = (),
+        self, run: Run, settings: Settings, *, heed_marks: bool = True, flops: Sequence[Flops] = ()
     ) -> None:
         run, self.clocks = aligned(run, settings.layout)
         self.run = run

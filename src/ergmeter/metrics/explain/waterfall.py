@@ -274,10 +274,7 @@ def _with_joules(
 
 
 def _remarks(
-    evidence: Evidence,
-    activity: DeviceActivity,
-    got: Achieved | None,
-    blocks: Sequence[LossBlock],
+    evidence: Evidence, activity: DeviceActivity, got: Achieved | None, blocks: Sequence[LossBlock]
 ) -> tuple[str, ...]:
     """Remarks on low MFU and on contradictions, the most important first."""
     lines = [] if got is None or got.is_printed else _frozen(evidence, activity, got)

@@ -549,11 +549,7 @@ class BudgetState:
     """
 
     def __init__(
-        self,
-        rule: AlertRule,
-        totals: LiveTotals,
-        devices: Mapping[str, Device],
-        settings: Settings,
+        self, rule: AlertRule, totals: LiveTotals, devices: Mapping[str, Device], settings: Settings
     ) -> None:
         self.rule = rule
         self._totals, self._devices, self._settings = totals, devices, settings

@@ -203,11 +203,7 @@ class EnergyTotal:
         return ids - twice
 
     def _increments(
-        self,
-        device: str,
-        column: str,
-        t_ns: TimeArray,
-        values: FloatArray,
+        self, device: str, column: str, t_ns: TimeArray, values: FloatArray
     ) -> tuple[Any, Any]:
         """Times and joules since the previous reading."""
         key = f"{device} {column}"

@@ -90,11 +90,7 @@ def serving_document(servings: dict[str, Serving], room: Room | Missing) -> Docu
 
 
 def _parts(
-    memory: Table,
-    verdict_line: str,
-    ways: Sequence[Way],
-    counted: str,
-    results: dict[str, Result],
+    memory: Table, verdict_line: str, ways: Sequence[Way], counted: str, results: dict[str, Result]
 ) -> list[Part]:
     """Return memory, verdict, changes that help, and what is in none of these."""
     verdict_part = HeadlinePart(text=verdict_line, state=_STATES[ways[0].fits])

@@ -460,8 +460,4 @@ def _counted_data(counted: CountedStep, agreed: AnalyticComparison) -> dict[str,
 
 
 def _passes(flops: PartFlops) -> dict[str, float]:
-    return {
-        "forward": flops.forward,
-        "backward": flops.backward,
-        "again": flops.recomputed,
-    }
+    return {"forward": flops.forward, "backward": flops.backward, "again": flops.recomputed}

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.hlo.reading import reader_name
 from ergmeter.neuron.kernels import LEGEND, mark, percent
 from ergmeter.units import number_of, scaled
-from ergmeter.views.document import (
-    Document,
-    HeadlinePart,
-    Note,
-    Paragraph,
-    Part,
-    Table,
-    columns_of,
-)
+from ergmeter.views.document import Document, HeadlinePart, Note, Paragraph, Part, Table, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -34,10 +34,7 @@ def grid_document(rows: Sequence[GridIntensity], *, is_one: bool) -> Document:
     if is_one:
         (row,) = rows
         return _entry(row.name, f"({row.code})", _grid_fields(row), _grid_data(row))
-    columns = (
-        TableColumn("code", no_wrap=True),
-        *columns_of("name", "g CO2e/kWh", "year"),
-    )
+    columns = (TableColumn("code", no_wrap=True), *columns_of("name", "g CO2e/kWh", "year"))
     parts: list[Part] = []
     for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1):
         cells = (

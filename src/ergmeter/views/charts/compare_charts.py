@@ -117,8 +117,7 @@ def pareto_chart(comparison: Comparison) -> Chart:
     cut = _left_out(len(rows), total)
     note = f"{front_in_words(front)}; {_better(axes)} is better{cut}"
     words = first_names(
-        [f"{group.name} {_mean_text(axes[0], own[0])}" for group, own in means],
-        most=_NAMED,
+        [f"{group.name} {_mean_text(axes[0], own[0])}" for group, own in means], most=_NAMED
     )
     layers = vega.filled(_layers(rows, axes, scales))
     return Chart(

@@ -295,11 +295,7 @@ def _energy_spent(evidence: Evidence) -> Chart:
 
 
 def _breakdown_chart(
-    title: str,
-    scale: Scale,
-    parts: Iterable[tuple[str, float, str, float]],
-    total: str,
-    note: str,
+    title: str, scale: Scale, parts: Iterable[tuple[str, float, str, float]], total: str, note: str
 ) -> Chart:
     """Return the bars of parts: title, amount, its text, and its share of the whole."""
     rows: vega.Rows = [

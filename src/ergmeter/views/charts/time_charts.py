@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 _MOST_MARKS = 200
-_FIRST = (
-    *("alert", "alert_over", "alert_failed", "alarm_failed"),
-    *("stop_asked", "stop_failed"),
-)
+_FIRST = (*("alert", "alert_over", "alert_failed", "alarm_failed"), *("stop_asked", "stop_failed"))
 # Marks that are not shown.
 PLAIN_MARKS = frozenset(
     {"opened", "closed", "ended", "ticks_missed", "alert_unjudged"}

@@ -17,15 +17,7 @@ from rich.text import Text
 from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
-from ergmeter.units import (
-    NS_PER_S,
-    duration,
-    grouped,
-    printable,
-    scaled,
-    significant,
-    sparkline,
-)
+from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant, sparkline
 from ergmeter.views.run.card import value
 
 if TYPE_CHECKING:

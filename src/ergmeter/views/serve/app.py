@@ -126,11 +126,7 @@ class ListenAddress:
 
 
 def serve(
-    directory: Path,
-    address: ListenAddress,
-    *,
-    say: Callable[[str], None],
-    is_to_open: bool = False,
+    directory: Path, address: ListenAddress, *, say: Callable[[str], None], is_to_open: bool = False
 ) -> None:
     """Serve a directory until the process is stopped."""
     folder = Folder(directory)
