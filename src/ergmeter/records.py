@@ -17,6 +17,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    ParamSpec,
     TypeAlias,
     TypeVar,
     cast,
@@ -25,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
@@ -372,6 +373,52 @@ class Missing:
 
 
 Result: TypeAlias = "Reading | Missing"
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
+
+
+def present(result: Answer | Missing) -> Answer:
+    """The result. Raises NotMeasurable with its reason if it is missing."""
+    if isinstance(result, Missing):
+        raise NotMeasurable(result.reason)
+    return result
+
+
+def or_none(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | None:
+    """The result of a function; None if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable:
+        return None
+
+
+def or_missing(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | Missing:
+    """The result of a function; the reason if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        return Missing(str(error))
+
+
+def or_noted(
+    absent: dict[str, str],
+    name: str,
+    compute: Callable[Asked, Answer],
+    /,
+    *arguments: Asked.args,
+    **further: Asked.kwargs,
+) -> Answer | None:
+    """The result of a function; None if it is not measurable, with the reason in `absent`."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        absent[name] = str(error)
+        return None
 
 
 def result_from_json(stored: object) -> Result:

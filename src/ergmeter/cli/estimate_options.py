@@ -19,8 +19,7 @@ from ergmeter.flops.source import read_model
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
 from ergmeter.metrics.definitions.peaks import Peak, agreed, declared_peak, device_peak
-from ergmeter.metrics.evidence.samples import or_missing
-from ergmeter.records import Missing
+from ergmeter.records import Missing, or_missing
 from ergmeter.units import scaled
 from ergmeter.views.calculate import estimate as view
 

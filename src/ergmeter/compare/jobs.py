@@ -21,8 +21,17 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
-from ergmeter.metrics.evidence.samples import or_missing, or_none
-from ergmeter.records import Basis, FloatArray, Reading, Result, is_above, mapped, weakest
+from ergmeter.records import (
+    Basis,
+    FloatArray,
+    Reading,
+    Result,
+    is_above,
+    mapped,
+    or_missing,
+    or_none,
+    weakest,
+)
 from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 

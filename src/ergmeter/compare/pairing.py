@@ -18,8 +18,8 @@ from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_
 from ergmeter.compare.grouping import Fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError, suggestion
-from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import REQUESTS, TRAINING
+from ergmeter.records import or_none
 from ergmeter.stats.ratio import RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
 

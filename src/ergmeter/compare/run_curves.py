@@ -23,9 +23,9 @@ from ergmeter.metrics import timeline
 from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
 from ergmeter.metrics.device_energy import boundary
-from ergmeter.metrics.evidence.samples import highest_of, or_missing, readings, sampled, why_absent
+from ergmeter.metrics.evidence.samples import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.records import Basis, Device, FloatArray, Missing
+from ergmeter.records import Basis, Device, FloatArray, Missing, or_missing
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S

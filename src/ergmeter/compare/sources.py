@@ -32,10 +32,9 @@ from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.evidence.gpu_use import board_facts
-from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import analysed, ask_devices, evidence_of, readings_of
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.records import Missing, Reading, Result, or_none
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, RUNNING, Run
 from ergmeter.units import scaled

@@ -16,11 +16,10 @@ import numpy as np
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
-from ergmeter.metrics.evidence.samples import or_missing
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
-from ergmeter.records import PHASES, Missing, Reading, Result, Window
+from ergmeter.records import PHASES, Missing, Reading, Result, Window, or_missing
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 

@@ -28,7 +28,6 @@ from ergmeter.metrics.evidence.samples import (
     inside,
     mean,
     mean_activity,
-    or_none,
     readings,
     sampled,
     throttled_share,
@@ -37,7 +36,7 @@ from ergmeter.metrics.evidence.samples import (
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.metrics.explain.time import NAMED, TITLES, time_split
 from ergmeter.metrics.phases import slow_rows
-from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, or_none
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of, percent

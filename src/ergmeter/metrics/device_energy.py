@@ -21,12 +21,20 @@ from ergmeter.metrics.evidence.samples import (
     CPUS,
     cached_for_kinds,
     cached_result,
-    or_missing,
-    present,
     why_absent,
 )
 from ergmeter.metrics.phases import merged, within
-from ergmeter.records import PHASES, Basis, Device, FloatArray, Missing, TimeArray, Window
+from ergmeter.records import (
+    PHASES,
+    Basis,
+    Device,
+    FloatArray,
+    Missing,
+    TimeArray,
+    Window,
+    or_missing,
+    present,
+)
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration
 

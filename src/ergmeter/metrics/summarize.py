@@ -17,9 +17,9 @@ from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import clock_notes, disagreement, ranks_by_writer
-from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
+from ergmeter.metrics.evidence.samples import device_questions, visit
 from ergmeter.metrics.live.alert_rules import noted_alerts
-from ergmeter.records import Flops, Missing, Reading, Result, Summary
+from ergmeter.records import Flops, Missing, Reading, Result, Summary, or_none
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings

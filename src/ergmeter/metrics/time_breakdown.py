@@ -19,7 +19,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
-from ergmeter.metrics.evidence.samples import cached_result, or_none
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.phases import (
     PHASE_TITLES,
     PRECEDENCE,
@@ -36,7 +36,7 @@ from ergmeter.metrics.phases import (
     within,
 )
 from ergmeter.metrics.timeline import seconds
-from ergmeter.records import Basis, Device, FloatArray, TimeArray, weakest
+from ergmeter.records import Basis, Device, FloatArray, TimeArray, or_none, weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:

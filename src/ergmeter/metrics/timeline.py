@@ -16,10 +16,9 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
-from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.steps import read_steps
 from ergmeter.metrics.phases import Spans, merged, spans_of
-from ergmeter.records import PHASES, Device, FloatArray, TimeArray
+from ergmeter.records import PHASES, Device, FloatArray, TimeArray, or_none
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 

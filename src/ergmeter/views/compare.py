@@ -16,8 +16,7 @@ from ergmeter.compare.comparison import Comparison, GroupPair, impossible_entry
 from ergmeter.compare.entry import Group
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.evidence.samples import or_missing
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, or_missing
 from ergmeter.units import number_of
 from ergmeter.views import documents
 from ergmeter.views.charts.compare_charts import (

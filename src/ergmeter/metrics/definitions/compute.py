@@ -20,8 +20,19 @@ from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_pe
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import cached_result, or_missing, present
-from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
+from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.records import (
+    Basis,
+    Device,
+    Flops,
+    Missing,
+    Reading,
+    Result,
+    mapped,
+    or_missing,
+    present,
+    weakest,
+)
 from ergmeter.units import number_of, percent, scaled
 
 if TYPE_CHECKING:

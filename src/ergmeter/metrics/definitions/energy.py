@@ -20,14 +20,8 @@ from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import BASIS, COUNTER, boundary, counted_once, device_drawn
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import (
-    cached_result,
-    or_missing,
-    or_none,
-    sampled,
-    why_absent,
-)
-from ergmeter.records import Basis, Device, Missing, Reading, mapped, weakest
+from ergmeter.metrics.evidence.samples import cached_result, sampled, why_absent
+from ergmeter.records import Basis, Device, Missing, Reading, mapped, or_missing, or_none, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:

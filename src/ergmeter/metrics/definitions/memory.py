@@ -21,13 +21,12 @@ from ergmeter.metrics.evidence.samples import (
     inside,
     mean,
     mean_over,
-    or_none,
     prefetch,
     readings,
     sampled,
 )
 from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, before, spans_of, touched, union_of
-from ergmeter.records import Device, Reading, TimeArray
+from ergmeter.records import Device, Reading, TimeArray, or_none
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.table import DeviceSpec, NoUnits, candidates, lookup
-from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.records import DTYPES, Basis, Missing
+from ergmeter.records import DTYPES, Basis, Missing, or_none
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from ergmeter.metrics.definitions.tokens import (
 )
 from ergmeter.metrics.evidence import ranks
 from ergmeter.metrics.evidence.requests import why_not_timed
-from ergmeter.metrics.evidence.samples import present, sampled
+from ergmeter.metrics.evidence.samples import sampled
 from ergmeter.metrics.evidence.steps import interval_in_order
-from ergmeter.records import Basis, FloatArray, Missing, Reading, Reported
+from ergmeter.records import Basis, FloatArray, Missing, Reading, Reported, present
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 

@@ -22,9 +22,8 @@ from ergmeter.metrics.evidence.ranks import (
     shared_tokens_note,
 )
 from ergmeter.metrics.evidence.requests import need_failures
-from ergmeter.metrics.evidence.samples import or_missing, or_none
 from ergmeter.metrics.evidence.steps import Steps
-from ergmeter.records import PHASES, Basis, FloatArray, Missing, Reading
+from ergmeter.records import PHASES, Basis, FloatArray, Missing, Reading, or_missing, or_none
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.units import number_of
 

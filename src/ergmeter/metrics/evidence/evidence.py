@@ -19,7 +19,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
 from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, SampleColumns, or_none
+from ergmeter.metrics.evidence.samples import Column, SampleColumns
 from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
     LOOKED_AT_STEPS,
@@ -37,7 +37,17 @@ from ergmeter.metrics.evidence.window import (
     training_window,
     without_named,
 )
-from ergmeter.records import PHASES, STEP_LOSS, Basis, Device, FloatArray, Flops, Mark, Window
+from ergmeter.records import (
+    PHASES,
+    STEP_LOSS,
+    Basis,
+    Device,
+    FloatArray,
+    Flops,
+    Mark,
+    Window,
+    or_none,
+)
 from ergmeter.runlog.reader import CUT_OFF, RUNNING, Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import duration, number_of

@@ -11,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, cast
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Device, FloatArray, Missing, TimeArray
+from ergmeter.records import (
+    Answer,
+    Asked,
+    Device,
+    FloatArray,
+    Missing,
+    TimeArray,
+    or_missing,
+    present,
+)
 from ergmeter.runlog.segments import Series, joined
 from ergmeter.units import NS_PER_S, duration
 
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
 
 
 # Cached results.
-
-Asked = ParamSpec("Asked")
-Answer = TypeVar("Answer")
 
 
 def cached_result(
@@ -44,49 +50,6 @@ def cached_result(
         return present(cast("Answer | Missing", evidence.results[key]))
 
     return cached
-
-
-def present(result: Answer | Missing) -> Answer:
-    """The result. Raises NotMeasurable with its reason if it is missing."""
-    if isinstance(result, Missing):
-        raise NotMeasurable(result.reason)
-    return result
-
-
-def or_none(
-    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
-) -> Answer | None:
-    """The result of a function; None if it is not measurable."""
-    try:
-        return compute(*arguments, **further)
-    except NotMeasurable:
-        return None
-
-
-def or_missing(
-    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
-) -> Answer | Missing:
-    """The result of a function; the reason if it is not measurable."""
-    try:
-        return compute(*arguments, **further)
-    except NotMeasurable as error:
-        return Missing(str(error))
-
-
-def or_noted(
-    absent: dict[str, str],
-    name: str,
-    compute: Callable[Asked, Answer],
-    /,
-    *arguments: Asked.args,
-    **further: Asked.kwargs,
-) -> Answer | None:
-    """The result of a function; None if it is not measurable, with the reason in `absent`."""
-    try:
-        return compute(*arguments, **further)
-    except NotMeasurable as error:
-        absent[name] = str(error)
-        return None
 
 
 BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind

@@ -30,15 +30,21 @@ from ergmeter.metrics.evidence.samples import (
     inside,
     mean,
     mean_activity,
-    or_none,
-    or_noted,
     readings,
     sampled,
     throttled_share,
 )
 from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, TimeSplit
 from ergmeter.metrics.phases import Spans, covered_until_s
-from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading, weakest
+from ergmeter.records import (
+    THROTTLE_BRAKE,
+    THROTTLE_HEAT,
+    THROTTLE_POWER_CAP,
+    Reading,
+    or_none,
+    or_noted,
+    weakest,
+)
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, percent, scaled
 
 if TYPE_CHECKING:

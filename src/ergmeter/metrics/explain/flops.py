@@ -22,9 +22,9 @@ from ergmeter.metrics.definitions.compute import (
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
-from ergmeter.metrics.evidence.samples import ACCELERATORS, or_missing, or_none
+from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.explain.time import Fact
-from ergmeter.records import Flops, Missing, Reading
+from ergmeter.records import Flops, Missing, Reading, or_missing, or_none
 from ergmeter.units import percent
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
-from ergmeter.metrics.evidence.samples import or_missing, or_none, or_noted
 from ergmeter.metrics.explain.device import DeviceActivity, device_activity, kernel_blocks
 from ergmeter.metrics.explain.flops import NO_PADDING, Achieved, achieved, peak_text
 from ergmeter.metrics.explain.time import (
@@ -40,7 +39,7 @@ from ergmeter.metrics.explain.time import (
     wait_blocks,
 )
 from ergmeter.metrics.phases import joined
-from ergmeter.records import FloatArray, Missing, Reading
+from ergmeter.records import FloatArray, Missing, Reading, or_missing, or_none, or_noted
 from ergmeter.units import NS_PER_S, percent, scaled
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.samples import mean, or_missing, sampled
+from ergmeter.metrics.evidence.samples import mean, sampled
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.live.recent_window import FOREVER_NS, WITH_WARMUP
 from ergmeter.metrics.summarize import settings_of
-from ergmeter.records import Device, Missing, Window
+from ergmeter.records import Device, Missing, Window, or_missing
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ergmeter import doctor
 from ergmeter.hardware.table import candidates
 from ergmeter.metrics.definitions.peaks import agreed
-from ergmeter.metrics.evidence.samples import or_none
+from ergmeter.records import or_none
 from ergmeter.units import duration, grouped, scaled, significant
 from ergmeter.views.document import (
     Document,

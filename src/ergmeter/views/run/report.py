@@ -16,10 +16,9 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.checks import fitness
-from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
-from ergmeter.records import Device, Missing, Reading, Summary
+from ergmeter.records import Device, Missing, Reading, Summary, or_none
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import BARS, duration, grouped, number_of, scaled
 from ergmeter.version import __version__
