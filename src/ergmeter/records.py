@@ -10,6 +10,7 @@ a metric takes numpy arrays and never loops over samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from numbers import Integral, Real
@@ -30,7 +31,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import numpy as np
     import numpy.typing as npt
@@ -311,11 +312,15 @@ class Flops:
     @classmethod
     def checked(cls, flops: Flops | Iterable[Flops]) -> tuple[Flops, ...]:
         """Flops from a program, as a run will give them back. UsageError for what it could not."""
+        each = tuple(flops) if isinstance(flops, Iterable) else (flops,)
+        for one in each:
+            if not isinstance(one, Flops):
+                raise UsageError(f"flops= takes Flops(...), one or several; got {one!r}")
         try:
-            each = (flops,) if isinstance(flops, Flops) else flops
             return tuple(cls.from_json(asdict(one)) for one in each)
         except TypeError as error:
-            raise UsageError(f"flops: {error}; give finite amounts and whole counts") from None
+            why = "amounts are finite, counts whole, assumptions a tuple of texts"
+            raise UsageError(f"flops= can't be stored: {error} ({why})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,16 +376,15 @@ def gate(
         if own and all(draft.words.startswith(NOT_COMPARABLE) for draft in own):
             refused.append((str(rule), own[0].words.removeprefix(NOT_COMPARABLE)))
     judged, family = _against_chance(drafts, 1.0 - asked.confidence)
+    notes = [line for entry in (*new, *ref) if entry.kind == "job" for line in entry.remarks]
+    notes += [line for entry in (*new, *ref) for line in entry.cautions]
+    notes += [f"left out: {line}" for line in left_out]
+    notes += [line for label in asked.noise for line in _noise_notes(label, asked, drafts)]
+    notes += [line for pair, each in fair for line in _fairness_notes(pair.name, each)]
     made = Gate(
         *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
-        notes=(
-            *(line for entry in (*new, *ref) if entry.kind == "job" for line in entry.remarks),
-            *(line for entry in (*new, *ref) for line in entry.cautions),
-            *(f"left out: {line}" for line in left_out),
-            *(line for label in asked.noise for line in _noise_notes(label, asked, drafts)),
-            *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
-        ),
+        notes=tuple(dict.fromkeys(notes)),
         family=family,
     )
     if allow_missing:

@@ -19,7 +19,8 @@ import numpy as np
 from ergmeter.compare.time_to_loss import SpanEvidence
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
-from ergmeter.metrics.definitions.tokens import reported_counts
+from ergmeter.metrics.definitions.tokens import need_all_rows, steps_in
+from ergmeter.metrics.definitions.tokens import tokens as tokens_of_rows
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
 from ergmeter.records import (
     Basis,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
+
+# Facts that a program declares of its training, and a resumed run shares with the one before.
+_SAME_WORK = ("model", "dataset", "data_sha256", "tuning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,26 @@ class JobRun:
         """The number of its first step."""
         return int(self._numbers()[0])
 
-    def kept_steps(self, before: int | None) -> tuple[int, int, float]:
-        """The steps it made, those that no later run repeated, and the seconds of the latter.
+    def last_step(self) -> int:
+        """The highest number of its steps."""
+        return int(self._numbers().max())
+
+    def kept_steps(self, before: int | None) -> Steps:
+        """The rows of its steps that no later run repeated.
 
         `before`: the step at which a later run resumed; None for the last run.
         """
-        if not self.has_steps:
-            return 0, 0, 0.0
+        return self.rank if before is None else self.rank.where(self._numbers() < before)
+
+    def goes_on_from(self, earlier: JobRun) -> bool:
+        """True if it may have resumed that run: the same work, later, from a step that it made."""
         numbers = self._numbers()
-        counts = numbers < before if before is not None else np.ones(len(numbers), dtype=bool)
-        return len(numbers), int(counts.sum()), self.rank.where(counts).busy_s
+        row_steps = max([self.rank.step_counts[0], *np.diff(numbers[:2])])
+        if self.start_s < earlier.end_s or numbers[0] - row_steps > earlier.last_step():
+            return False
+        work, before = self.run.workload, earlier.run.workload
+        stated = [name for name in _SAME_WORK if name in work and name in before]
+        return all(work[name] == before[name] for name in stated)
 
     def _numbers(self) -> FloatArray:
         numbers = self.rank["index"]
@@ -126,7 +140,8 @@ def resumed_jobs(parts: Iterable[JobRun]) -> list[list[JobRun]]:
     """The resumed jobs among runs with one job's id, each in the order of their start.
 
     Runs that were declared as one job are one. Repeats within one allocation have the id of its
-    job, too: a run that begins at or below the first step of those before it begins another.
+    job, too: a run that begins at or below the first step of those before it, or can't have resumed
+    the last of them, begins another.
     """
     ordered = sorted(parts, key=lambda part: part.start_s)
     if ordered and ordered[0].run.settings.get("job"):
@@ -134,15 +149,23 @@ def resumed_jobs(parts: Iterable[JobRun]) -> list[list[JobRun]]:
     by_start: list[list[JobRun]] = []
     resumed: list[list[JobRun]] = []
     lowest: int | None = None
+    last: JobRun | None = None  # with steps
     for part in ordered:
         first = or_none(part.first_step) if part.has_steps else None
-        goes_on = lowest is not None and first is not None and first > lowest
+        goes_on = (
+            last is not None
+            and lowest is not None
+            and first is not None
+            and first > lowest
+            and part.goes_on_from(last)
+        )
         if by_start and (goes_on or not part.has_steps):
             by_start[-1].append(part)
             resumed += [by_start[-1]] if goes_on and by_start[-1] not in resumed else []
         else:
             by_start.append([part])
             lowest = first
+        last = part if part.has_steps else last
     return resumed
 
 
@@ -169,7 +192,7 @@ def down_s(parts: Sequence[JobRun]) -> Reading:
 
 def goodput_frac(parts: Sequence[JobRun]) -> Reading:
     """Share of the wall time in steps whose work was kept."""
-    kept_s = sum(time_s for _, _, time_s in _kept_steps(parts))
+    kept_s = sum(rows.busy_s for _, _, rows in _kept_steps(parts))
     stepless = ", ".join(part.run.path.name for part in parts if not part.has_steps)
     note = (
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
@@ -182,15 +205,15 @@ def goodput_frac(parts: Sequence[JobRun]) -> Reading:
 
 def steps(parts: Sequence[JobRun]) -> Reading:
     """Steps whose work was kept."""
-    value = sum(count for _, count, _ in _kept_steps(parts))
-    return Reading(float(value), "steps", "measured", note=f"made and kept, {_runs(parts)}")
+    value = sum(_count(rows) for _, _, rows in _kept_steps(parts))
+    return Reading(value, "steps", "measured", note=f"made and kept, {_runs(parts)}")
 
 
 def lost_steps(parts: Sequence[JobRun]) -> Reading:
     """Steps that a later run repeated."""
-    lost = [made - count for made, count, _ in _kept_steps(parts)]
-    each = ", ".join(f"{count} of run {number}" for number, count in enumerate(lost, 1) if count)
-    return Reading(float(sum(lost)), "steps", "measured", note=each or "none was made twice")
+    lost = {n: _count(part.rank) - _count(rows) for n, part, rows in _kept_steps(parts)}
+    each = ", ".join(f"{count:.0f} of run {number}" for number, count in lost.items() if count)
+    return Reading(sum(lost.values()), "steps", "measured", note=each or "none was made twice")
 
 
 def tokens(parts: Sequence[JobRun]) -> Reading:
@@ -218,15 +241,10 @@ def tokens_per_s(parts: Sequence[JobRun]) -> Reading:
 
 def _tokens(part: JobRun, before: int | None) -> tuple[float, Basis]:
     rows = part.evidence.work
-    for column in ("tokens_real", "tokens_computed"):
-        values = reported_counts(part.evidence, rows, column)
-        if values is not None:
-            counted = values if before is None else values[rows["index"] < before]
-            return float(counted.sum()), "measured"
-    declared = part.evidence.settings.tokens_per_step
-    if declared is None:
-        raise NotMeasurable("its steps have no token count")
-    return float(declared * part.kept_steps(before)[1]), "assumed"
+    need_all_rows(part.evidence)
+    values, _, basis = tokens_of_rows(part.evidence, rows)
+    kept = values if before is None else values[rows["index"] < before]
+    return float(kept.sum()), basis
 
 
 def energy_j(parts: Sequence[JobRun]) -> Reading:
@@ -246,8 +264,15 @@ def energy_j(parts: Sequence[JobRun]) -> Reading:
     return Reading(sum(reading.value for reading in readings), "J", basis, low, high, note)
 
 
-def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, int, float]]:
-    return [part.kept_steps(before) for part, before in zip(parts, _resumed(parts), strict=True)]
+def _count(rows: Steps) -> float:
+    """Optimizer steps in rows of one rank."""
+    return float(steps_in(rows).sum()) if len(rows) else 0.0
+
+
+def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, JobRun, Steps]]:
+    """The number of each run that made steps, the run, and its rows that no later run repeated."""
+    numbered = enumerate(zip(parts, _resumed(parts), strict=True), start=1)
+    return [(n, part, part.kept_steps(before)) for n, (part, before) in numbered if part.has_steps]
 
 
 def _resumed(parts: Sequence[JobRun]) -> list[int | None]:

@@ -40,7 +40,7 @@ from ergmeter.runlog.reader import FINISHED, RUNNING, Run
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.runlog.settings import Settings
@@ -64,11 +64,13 @@ def read_entries(
     `on_progress`: called with the number of parts read and their total.
     """
     wanted = Wanted(settings, tuple(catalogue() if keys is None else {*keys, *in_view("fairness")}))
-    readers = [reader for path in paths for reader in _parts(path, wanted)]
+    readers = [(str(path), reader) for path in paths for reader in _parts(path, wanted)]
     parts = []
-    for number, read in enumerate(readers):
+    unreadable: dict[str, list[str]] = {}  # by argument
+    for number, (argument, read) in enumerate(readers):
         on_progress(number, len(readers))
         parts.append(read())
+        unreadable.setdefault(argument, []).extend(parts[-1].left_out)
     joined = _joined(parts)
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
@@ -83,7 +85,7 @@ def read_entries(
     order = {id(entry): number for number, entry in enumerate(entries)}
     ordered = sorted(unique.values(), key=lambda e: order[id(e)])
     failed = [entry for entry in joined.entries if entry.status != "ok"]
-    with_jobs = _with_jobs([*ordered, *failed], joined.left_out, wanted)
+    with_jobs = _with_jobs([*ordered, *failed], unreadable, wanted)
     failed = [entry for entry in with_jobs.entries if entry.status != "ok"]
     ended_well = _of_one_window(list(with_jobs.ended_well), wanted)
     return SourceEntries((*ended_well, *failed), (*with_jobs.left_out, *left_out))
@@ -114,7 +116,8 @@ def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> tuple[Entry, ...]
         if entry.kind != "cell" or entry.run is None or entry.status != "ok":
             result.append(entry)
         else:
-            result += _run(entry.run, argument=entry.argument, wanted=wanted).ended_well
+            runs = _run(entry.run, argument=entry.argument, wanted=wanted).ended_well
+            result += [replace(run, job="") for run in runs]
     return tuple(result)
 
 
@@ -133,7 +136,7 @@ def _again(entry: Entry, wanted: Wanted) -> Entry | None:
     result = _run(entry.run, argument=entry.argument, wanted=wanted) if entry.run else None
     if result is None or len(result.entries) != 1 or result.entries[0].status != "ok":
         return None
-    computed = result.entries[0]
+    computed = replace(result.entries[0], job="")
     return replace(computed, facts={**entry.facts, **computed.facts})
 
 
@@ -192,12 +195,12 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
 
 
 def _with_jobs(
-    entries: Sequence[Entry], unreadable: Sequence[str], wanted: Wanted
+    entries: Sequence[Entry], unreadable: Mapping[str, Sequence[str]], wanted: Wanted
 ) -> SourceEntries:
     """The entries, with the runs of each resumed job in a folder as one, and the jobs left out.
 
-    Beside jobs a run is a job of itself, to be compared with them. `unreadable`: a line for each
-    run that could not be read; a job in the same folder may lack that run.
+    Beside jobs a run is a job of itself, to be compared with them. `unreadable`: by folder, a line
+    for each run that could not be read; a job in that folder may lack it.
     """
     by_job: dict[tuple[str, str], dict[Path, list[Entry]]] = {}
     for entry in entries:
@@ -216,7 +219,7 @@ def _with_jobs(
                 continue
             job = _job(f"job {name} in {folder}", own, parts, wanted)
             damage = [line for part in parts for line in part.run.damage]
-            damage += [line for line in unreadable if folder in line]
+            damage += unreadable[folder]
             if damage:
                 left_out.append(f"{job.source} can't be read whole: {damage[0]}")
             else:
@@ -239,12 +242,8 @@ def _job(source: str, entries: Sequence[Entry], parts: Sequence[JobRun], wanted:
     note = f"{source}: {len(parts)} runs of one job, counted once: {names}"
     why = f"{source} has {len(parts)} runs: compare by job.tokens_per_s or job.energy_j (erg job)"
     results = job_results(parts)
-    losses = {
-        key: result
-        for entry in entries
-        for key in _LOSSES
-        if isinstance(result := entry.figures.get(key), Reading)
-    }
+    of_runs = [(key, e.figures[key]) for e in entries for key in _LOSSES if key in e.figures]
+    losses = dict(of_runs) | {key: loss for key, loss in of_runs if isinstance(loss, Reading)}
     facts = {
         name: ", ".join(dict.fromkeys(e.facts[name] for e in entries if name in e.facts))
         for name in dict.fromkeys(name for entry in entries for name in entry.facts)

@@ -223,8 +223,8 @@ def _flops_in(stored: object) -> tuple[list[Flops], list[str]]:
         try:
             flops.append(Flops.from_json(each))
         except TypeError as error:
-            whose = f"{each.get('convention')}: " if isinstance(each, dict) and each else ""
-            unread.append(f"{whose}{error}")
+            convention = each.get("convention") if isinstance(each, dict) else None
+            unread.append(f"{convention}: {error}" if isinstance(convention, str) else str(error))
     return flops, unread
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ergmeter.bench.plan.cells import Cell
 from ergmeter.compare.entry import Group, read_side
 from ergmeter.compare.grouping import mixed_facts
 from ergmeter.compare.sources import read_entries
@@ -172,3 +173,66 @@ def test_a_metric_of_zero_is_shown(resumed: Path, tmp_path: Path, erg: Erg) -> N
     assert code == 0
     means = [group["means"]["job.lost_steps"]["value"] for group in json.loads(out)["groups"]]
     assert means == [0.0, 2.0]
+
+
+def _differs(path: Path, case: str) -> None:
+    part(path / "a", began_s=0, steps=range(10), job=None, model="m")  # 0 to 16 s
+    if case == "another model":
+        part(path / "b", began_s=100, steps=range(8, 20), job=None, model="n")
+    elif case == "steps far behind":
+        part(path / "b", began_s=100, steps=range(1000, 1010), job=None, model="m")
+    else:  # at the same time
+        part(path / "b", began_s=3, steps=range(8, 20), job=None, model="m")
+
+
+@pytest.mark.parametrize("case", ["another model", "steps far behind", "at the same time"])
+def test_runs_that_can_not_have_resumed_are_no_job(tmp_path: Path, case: str) -> None:
+    _differs(tmp_path, case)
+    assert [entry.kind for entry in read_side(tmp_path, KEYS).entries] == ["run", "run"]
+
+
+def test_a_log_of_every_tenth_step_goes_on_one_row_later(tmp_path: Path) -> None:
+    part(tmp_path / "a", began_s=0, steps=range(9, 100, 10), job=None, steps_each=10)
+    part(tmp_path / "b", began_s=100, steps=range(109, 150, 10), job=None, steps_each=10)
+    (job,) = read_side(tmp_path, KEYS).entries
+    assert (job.kind, job.value("job.steps")) == ("job", 150)
+
+
+def test_damage_in_a_folder_of_a_longer_name_is_not_that_of_the_job(resumed: Path) -> None:
+    older = resumed.parent / "jobs-old"
+    part(older / "c", began_s=200, steps=range(5))
+    next(older.rglob("writer.json")).write_text("{")
+    source = read_entries([resumed, older])
+    assert [entry.kind for entry in source.entries] == ["job"]
+    assert any("jobs-old" in line for line in source.left_out)
+
+
+def test_a_job_has_no_loss_for_the_reason_of_its_runs(resumed: Path) -> None:
+    (job,) = read_side(resumed, ("training.loss",)).entries
+    (run, _) = read_entries([resumed / "a", resumed / "b"], keys=("training.loss",)).entries
+    assert job.why_not("training.loss") == run.why_not("training.loss")
+    assert "compare by job." not in job.why_not("training.loss")
+
+
+def test_cells_of_one_allocation_pass_a_gate_against_runs(tmp_path: Path, erg: Erg) -> None:
+    """The cells' runs have the id of one scheduler's job, and are repeats all the same."""
+    for number in range(2):
+        place = tmp_path / "results" / f"exp_{number}"
+        place.mkdir(parents=True)
+        cell = Cell(number, f"c{number}", "s", {}, num_gpus=1, repeat=number + 1, command=("x",))
+        (place / "cell.json").write_text(json.dumps(cell.to_json()))
+        (place / "status.json").write_text(json.dumps({"status": "ok"}))
+        part(place / "run", began_s=100.0 * number, steps=range(10), job=None)
+        part(tmp_path / "runs" / str(number), began_s=300.0 + 100 * number, steps=range(10))
+    rule = ("--rule", "tokens_per_s -3%")
+    for sides in (
+        (tmp_path / "results", tmp_path / "runs" / "0"),
+        (tmp_path / "runs" / "0", tmp_path / "results"),
+    ):
+        code, out, err = erg("gate", *sides, *rule, "--noise", "1%")
+        assert code == 0, out + err
+
+
+def test_a_note_on_both_sides_is_printed_once(resumed: Path, erg: Erg) -> None:
+    _, out, err = erg("gate", resumed, resumed, "--rule", "job.tokens_per_s -3%", "--json")
+    assert (out + err).count("2 runs of one job, counted once: a, b") == 1

@@ -527,6 +527,14 @@ def test_flops_that_a_run_could_not_hold_are_refused_at_once(
 ) -> None:
     flops = replace(Flops(6e9, "mine", "by hand"), **{field: value})
     for given in (flops, [Flops(6e9, "mine", "by hand"), flops]):
-        with pytest.raises(UsageError, match=r"^flops: \w+ is .*; give finite amounts"):
+        with pytest.raises(UsageError, match=r"^flops= can't be stored: \w+ is .* \(amounts are"):
             Meter(tmp_path / "run", flops=given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [1e15, [{"model": 6e9}], "6nd"])
+def test_what_is_no_flops_is_named(tmp_path: Path, given: Any) -> None:
+    seen = given if isinstance(given, float) else given[0]
+    with pytest.raises(UsageError, match=r"^flops= takes Flops\(\.\.\.\), one or several") as said:
+        Meter(tmp_path / "run", flops=given)
+    assert str(said.value).endswith(f"; got {seen!r}")

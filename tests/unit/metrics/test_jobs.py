@@ -28,13 +28,18 @@ def part(
     job: str | None = "pretrain",
     watts: float = 100.0,
     tokens: int | None = 10,
+    settings: dict[str, Any] | None = None,
+    steps_each: int | None = 1,
     **workload: Any,
 ) -> Run:
-    """A run that loads for 5 s, makes steps of a second, and ends a second later."""
+    """A run that loads for 5 s, makes steps of a second, and ends a second later.
+
+    `steps_each`: optimizer steps in each of its rows.
+    """
     run = create_run(path, {**run_header("train", ["train.py"]), "job": {"SLURM_JOB_ID": "17"}})
     life_s = 5 + len(steps) + 1
     rows = [
-        Step((5 + i) * S, (6 + i) * S, index=index, tokens_computed=tokens)
+        Step((5 + i) * S, (6 + i) * S, index=index, steps=steps_each, tokens_computed=tokens)
         for i, index in enumerate(steps)
     ]
     directory = add_writer(
@@ -44,7 +49,7 @@ def part(
             Sample(round(t * S / 10), GPU.id, power_w=watts) for t in range(-20, life_s * 10 + 20)
         ],
         devices=[GPU],
-        settings={"job": job} if job else {},
+        settings={**({"job": job} if job else {}), **(settings or {})},
         header={
             "clock": {"monotonic_ns": 0, "wall_ns": round((WALL_S + began_s) * S)},
             "workload": workload,
@@ -206,3 +211,46 @@ def test_goodput_is_the_time_in_steps_and_not_between_them(tmp_path: Path) -> No
     assert value(found, "job.goodput_frac") == pytest.approx((15 + 10) / 56)
     alone = job_results([JobRun.of(Run.open(run))])
     assert value(alone, "job.goodput_frac") == pytest.approx(20 / 40)
+
+
+def test_rows_of_several_steps_count_as_many(tmp_path: Path) -> None:
+    """A log of every tenth step: 100 steps, and 40 of which 20 were made again."""
+    told: dict[str, Any] = {
+        "steps_each": 10,
+        "tokens": None,
+        "settings": {"tokens_per_step": 100},
+    }
+    runs = [
+        part(tmp_path / "a", began_s=0, steps=range(9, 100, 10), **told),  # 0 to 16 s
+        part(tmp_path / "b", began_s=30, steps=range(89, 130, 10), **told),  # 30 to 41 s
+    ]
+    found = job_results([JobRun.of(runs[0])])
+    assert value(found, "job.steps") == 100
+    assert value(found, "job.tokens") == 10_000
+    assert value(found, "job.tokens_per_s") == pytest.approx(10_000 / 16)
+    found = job_results([JobRun.of(run) for run in runs])
+    assert value(found, "job.lost_steps") == 20
+    assert value(found, "job.steps") == 130
+    assert value(found, "job.tokens") == 13_000
+
+
+def test_a_log_that_does_not_say_how_many_steps_a_line_has_counts_none(tmp_path: Path) -> None:
+    found = job_results(
+        [JobRun.of(part(tmp_path / "a", began_s=0, steps=range(10), steps_each=None))]
+    )
+    for key in ("job.steps", "job.lost_steps"):
+        said = found[key]
+        assert isinstance(said, Missing)
+        assert "how many steps a printed line stands for" in said.reason
+
+
+def test_damage_of_another_job_is_no_failure_of_the_one_asked_for(
+    resumed: list[Run], tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    other = part(tmp_path / "d", began_s=500, steps=range(10), job="other")
+    next(other.path.rglob("marks.jsonl")).write_text("no JSON\n{}\n")
+    code, _, err = erg("job", "pretrain", "--runs", tmp_path)
+    assert (code, err) == (0, "")
+    code, _, err = erg("job", "other", "--runs", tmp_path)
+    assert code == 1
+    assert "marks.jsonl" in err

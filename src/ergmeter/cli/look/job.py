@@ -47,7 +47,7 @@ def command(job: str | None, directory: Path, forms: Forms) -> int:
         raise UsageError(f"no {which} in {directory} (there are: {there})")
     parts = [JobRun.of(run) for run in all_jobs[name]]
     forms.show(job_document(name, parts, job_results(parts)))
-    damaged += [line for run in opened for line in run.damage]
+    damaged += [line for run in all_jobs[name] for line in run.damage]
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0

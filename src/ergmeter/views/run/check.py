@@ -165,8 +165,7 @@ def _job_data(name: str, parts: Sequence[JobRun], results: dict[str, Result]) ->
 def _numbers(part: JobRun) -> str:
     """Return the first and last step number, counted from 1."""
     try:
-        first = part.first_step()
-        return f"{first + 1} to {first + part.kept_steps(None)[0]}"
+        return f"{part.first_step() + 1} to {part.last_step() + 1}"
     except NotMeasurable:
         return "-"
 

@@ -136,7 +136,7 @@ CASES = [
         range(10),
         [replace(one, index=None) for one in STEPS],
     ),
-    of_job("a job without tokens", "job.tokens", "0: its steps have no token count", STEPS),
+    of_job("a job without tokens", "job.tokens", "0: the steps have no count of tokens", STEPS),
     of_job(
         "a job of two runs that each count from 0",
         "job.lost_steps",
