@@ -11,10 +11,7 @@ Third-party exceptions are translated into these once, where the third party is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 
 class ErgmeterError(Exception):

@@ -10,7 +10,7 @@ a metric takes numpy arrays and never loops over samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from numbers import Integral, Real
@@ -31,8 +31,6 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
-    from collections.abc import Callable
-
     import numpy as np
     import numpy.typing as npt
 

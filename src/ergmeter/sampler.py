@@ -18,19 +18,16 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError
 from ergmeter.hardware import calibration
+from ergmeter.ports import Probe, ProbeRequest
 from ergmeter.records import Mark, Sample
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from ergmeter.ports import Probe, ProbeRequest
 
 # NVML's slowest call took 16 ms, a busy disk a second or two. What takes longer hangs.
 HANG_S = 5.0

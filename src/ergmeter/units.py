@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NS_PER_S = 1_000_000_000
 W_PER_MW = 1e-3  # NVML reports milliwatts

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.cli import work_options as step
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.batch import Batch
 from ergmeter.flops.estimate import estimate as engine
 from ergmeter.flops.estimate.arrangement import Kernels, Parallel, Setup, check_model_split
 from ergmeter.flops.estimate.memory import step_memory
 from ergmeter.flops.estimate.storage import declared_method, storage_of
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
@@ -22,11 +24,7 @@ from ergmeter.metrics.definitions.peaks import Peak, agreed, declared_peak, devi
 from ergmeter.records import Missing, or_missing
 from ergmeter.units import scaled
 from ergmeter.views.calculate import estimate as view
-
-if TYPE_CHECKING:
-    from ergmeter.flops.batch import Batch
-    from ergmeter.flops.graph.graph import Graph
-    from ergmeter.views.document import Document
+from ergmeter.views.document import Document
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
 # The type whose peak a precision is held against.

@@ -6,9 +6,9 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, compress
-from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import Entry, Group, SourceEntries, measure
 from ergmeter.compare.grouping import (
@@ -35,9 +35,6 @@ from ergmeter.metrics.catalog import Metric, every_metric, in_view, rule_metric
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, holm, mean
 from ergmeter.units import grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)

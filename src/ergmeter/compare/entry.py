@@ -10,20 +10,17 @@ value, and an empty cell is None.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics.catalog import Metric, every_metric, find, refusal
 from ergmeter.records import Missing, Reading, Result
+from ergmeter.runlog.settings import Settings
 from ergmeter.stats.ratio import mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ergmeter.runlog.settings import Settings
 
 EntryKind: TypeAlias = Literal["run", "job", "ledger", "cell", "analysis"]
 FAILED = ("oom", "error", "timeout", "diverged", "cancelled")  # statuses of runs that failed

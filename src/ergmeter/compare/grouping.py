@@ -10,22 +10,17 @@ incomparable.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import BATCH, NOT_COMPARABLE, SOURCE, Group, column_of
+from ergmeter.compare.entry import BATCH, NOT_COMPARABLE, SOURCE, Entry, Group, column_of
 from ergmeter.compare.verdicts import OF_WHOLE_RUN
 from ergmeter.errors import UsageError
+from ergmeter.metrics.catalog import Metric
 from ergmeter.units import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ergmeter.compare.entry import Entry
-    from ergmeter.metrics.catalog import Metric
 
 _WORK = {
     "model": "model",

@@ -10,9 +10,9 @@ between runs is part of none of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows, steps_in
 from ergmeter.metrics.definitions.tokens import tokens as tokens_of_rows
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import (
     Basis,
     FloatArray,
@@ -34,14 +35,9 @@ from ergmeter.records import (
     weakest,
 )
 from ergmeter.runlog.identity import job_of
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.runlog.reader import Run
-    from ergmeter.runlog.settings import Settings
 
 # Facts that a program declares of its training, and a resumed run shares with the one before.
 _SAME_WORK = ("model", "dataset", "data_sha256", "tuning")

@@ -14,20 +14,17 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from ergmeter.compare.entry import Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked, every_metric, in_view
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Basis, Missing, Reading, Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 REMARK = (
     "the original's figures: all tokens over the time after warm-up; taken here as tokens over"

@@ -11,32 +11,29 @@ an evaluation, counts as time and as no step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from ergmeter.compare.entry import Entry, Group
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
 from ergmeter.metrics.device_energy import boundary
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import highest_of, readings, sampled, why_absent
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Basis, Device, FloatArray, Missing, or_missing
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ergmeter.compare.entry import Entry, Group
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.runlog.settings import Settings
 
 Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -8,10 +8,10 @@ own, RUN:1 and RUN:2.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import (
     EVAL_LOSS,
@@ -31,19 +31,15 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.definitions.training import divergence
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import analysed, ask_devices, evidence_of, readings_of
 from ergmeter.records import Missing, Reading, Result, or_none
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, RUNNING, Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.runlog.settings import Settings
 
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")

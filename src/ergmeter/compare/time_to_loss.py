@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -22,10 +22,6 @@ from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import PHASES, Missing, Reading, Result, Window, or_missing
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 TIME = "target.time_s"
 ENERGY = "target.energy_j"

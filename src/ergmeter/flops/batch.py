@@ -8,15 +8,12 @@ of 512. So a batch is its sequences, not their sum.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ergmeter.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ergmeter.flops.graph.graph import Attention
+from ergmeter.flops.graph.graph import Attention
 
 Pairs = Literal["needed", "computed"]
 """How the pairs of a query and a key are counted: those the mask lets meet, exactly; or the whole

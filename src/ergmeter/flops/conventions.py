@@ -13,13 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.batch import Batch
 from ergmeter.flops.graph.graph import Graph
-
-if TYPE_CHECKING:
-    from ergmeter.flops.batch import Batch
 
 # Sizes of a model that formulas are made of: N, M, L, H, Q, h, V and their kin.
 #

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
@@ -23,13 +23,11 @@ from ergmeter.flops.counted.unsharded import (
     unsharded_parameters,
 )
 from ergmeter.flops.graph.adapters import Lora
+from ergmeter.flops.graph.graph import Graph, Node, Trainable
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work
 from ergmeter.records import Flops
-
-if TYPE_CHECKING:
-    from ergmeter.flops.graph.graph import Graph, Node, Trainable
-    from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.settings import Settings
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _SIZES_ALIKE_FRAC = 0.01

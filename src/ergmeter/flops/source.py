@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError, closest, suggestion
 from ergmeter.flops.config import MissingFieldError, ModelConfig, defaults_of, read_config
@@ -29,11 +29,9 @@ from ergmeter.flops.families.vision import (
     language_alone,
     vision_language_graph,
 )
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.graph.heads import with_head
 from ergmeter.flops.graph.layers import decoder_graph
-
-if TYPE_CHECKING:
-    from ergmeter.flops.graph.graph import Graph
 
 # The graph of a configuration, of any family.
 

@@ -14,17 +14,14 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.atomic_write import write_text
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.records import Device
 from ergmeter.units import significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ergmeter.records import Device
 
 FOLDER_VARIABLE = "ERGMETER_CALIBRATION"
 FORMAT = "ergmeter-calibration"

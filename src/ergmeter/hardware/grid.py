@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import UsageError
 from ergmeter.hardware.table import fold_name, near_names
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _G_PER_KWH_OF_LB_PER_MWH = 0.45359237  # the international pound of 1959, exactly
 _MOST_SUGGESTED = 4

@@ -14,9 +14,10 @@ import io
 import mmap
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ergmeter.errors import FormatError
 from ergmeter.hlo import proto
@@ -35,9 +36,6 @@ from ergmeter.hlo.products import (
 from ergmeter.hlo.reading import read
 from ergmeter.hlo.result import SHARDING_CALLS, ModuleCount, work_scope
 from ergmeter.hlo.wire import Buffer, Malformed, Unparsed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class _Edge(NamedTuple):

@@ -6,8 +6,9 @@ other instruction is a span of the file, parsed when its shape is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ergmeter.hlo import proto
 from ergmeter.hlo.wire import (
@@ -23,9 +24,6 @@ from ergmeter.hlo.wire import (
     spans,
     text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class InstructionSpans(Protocol):

@@ -10,17 +10,13 @@ All numbers are integers: XLA sums in float32 and is off by 4e-4 for a module of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import gcd, log2
-from typing import TYPE_CHECKING
 
 from ergmeter.hlo import proto
 from ergmeter.hlo.module import Computation, Instruction, Module, Shape
 from ergmeter.hlo.wire import Malformed, integer, integers, message, span, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 LIMIT = 1 << 512  # no count is that large; a damaged file's may be, and would take all memory
 _MAX_WINDOW = 1 << 20  # positions of a window along an axis

@@ -12,24 +12,21 @@ run says so.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from time import monotonic_ns
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.guard import Stopping
 from ergmeter.integrations.training import Training, TrainingCallback, failure
+from ergmeter.meter import Meter
+from ergmeter.records import Phase
 from ergmeter.runlog.process_group import framework_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ergmeter.meter import Meter
-    from ergmeter.records import Phase
 
 # What a trainer spends time on that is no step. Whichever is called inside another belongs to that:
 # several sets are evaluated by calling oneself, and a checkpoint saves the model.

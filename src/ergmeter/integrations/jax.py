@@ -13,10 +13,11 @@ the loop reads its loss.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -25,13 +26,9 @@ from ergmeter.hlo import count_bytes
 from ergmeter.integrations.batches import is_ids
 from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.training import LastRun, Training, failure
+from ergmeter.meter import Meter
 from ergmeter.records import Flops, Phase, Summary
 from ergmeter.runlog.process_group import world_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ergmeter.meter import Meter
 
 _Batch = TypeVar("_Batch")
 _CLOCK = (

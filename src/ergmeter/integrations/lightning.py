@@ -17,19 +17,16 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ergmeter.errors import PluginError
 from ergmeter.integrations.guard import Guarded, Stopping, guarded
 from ergmeter.integrations.torch.patches import Waits
 from ergmeter.integrations.torch.roots import lightning_precision
 from ergmeter.integrations.training import Training, TrainingCallback, failure
+from ergmeter.meter import Meter
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ergmeter.meter import Meter
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
 _ASKED_EVERY_NS = NS_PER_S

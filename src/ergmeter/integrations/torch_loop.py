@@ -14,7 +14,7 @@ waited for; `torch.steps` has the rules. The loss is not visible: pass it to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,10 +23,8 @@ from ergmeter.errors import UsageError
 from ergmeter.integrations.torch import patches
 from ergmeter.integrations.torch.steps import Loop
 from ergmeter.integrations.training import LastRun, Training
-
-if TYPE_CHECKING:
-    from ergmeter.meter import Meter
-    from ergmeter.records import Summary
+from ergmeter.meter import Meter
+from ergmeter.records import Summary
 
 _MOST_WRAPPED = 5
 

@@ -17,15 +17,12 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
+from ergmeter.load.answer import Answer
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from ergmeter.load.answer import Answer
-
 
 # Addresses. Devices are read only where the server's name resolves to this machine; otherwise
 # J/token would be of the client's idle GPU. A tunnel on a local port looks like a local server:

@@ -17,24 +17,21 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from ergmeter import registry
 from ergmeter.load import pacing
+from ergmeter.load.answer import Answer
 from ergmeter.load.client import Client, Pulse
+from ergmeter.load.request_body import Asking, FromFile, MadeUp
 from ergmeter.meter import Meter
 from ergmeter.metrics.evidence import requests
 from ergmeter.records import Reported, Step
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from ergmeter.load.answer import Answer
-    from ergmeter.load.request_body import Asking, FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
 

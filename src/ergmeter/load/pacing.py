@@ -12,16 +12,13 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ergmeter.load.answer import Answer
+from ergmeter.load.client import Client, Connection
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ergmeter.load.client import Client, Connection
 
 AFTER_FAILURE_S = 0.1  # so that a server that refuses is not asked a thousand times a second
 _CONNECT_AHEAD_S = 0.25

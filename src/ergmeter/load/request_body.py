@@ -18,14 +18,12 @@ import itertools
 import json
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.load.answer import Answer
 from ergmeter.load.client import Client, Endpoint, RequestTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Short and common: in most vocabularies each is one token, with the blank before it.
 _COMMON = """

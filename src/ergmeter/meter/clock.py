@@ -16,19 +16,16 @@ import ctypes
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.meter.pending_steps import step_values
 from ergmeter.records import Mark, Step, StepValues
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 # What is computed. Waiting for data and writing a checkpoint are the host's own.
 ON_DEVICE = ("train", "eval")

@@ -14,17 +14,14 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ergmeter.records import COLUMN_KINDS, Mark, Step, StepValues
 from ergmeter.runlog.format import DroppedSteps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
 
 Columns: TypeAlias = "dict[str, Sequence[Any]]"  # by field of Step
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
 from ergmeter.metrics.device_energy import counter_and_integral
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.ranks import is_declared, why_not_all
 from ergmeter.metrics.evidence.samples import (
     begins_ns_of,
@@ -33,18 +34,14 @@ from ergmeter.metrics.evidence.samples import (
     throttled_share,
     window_values,
 )
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.metrics.explain.time import NAMED, TITLES, time_split
 from ergmeter.metrics.phases import slow_rows
-from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, or_none
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Device, or_none
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of, percent
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import Device
 
 Weight = Literal["serious", "minor"]
 # Serious: a repeat would give other results. Minor: conditions that results depend on, or waste.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +24,6 @@ from ergmeter.runlog.format import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings
 from ergmeter.units import duration, grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
 
 # A first step this many times the median is a compilation or a cold cache, not a training step.
 SLOW_FIRST_STEP = 3.0

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.phases import (
     PHASE_TITLES,
     PRECEDENCE,
     STALL,
+    Spans,
     before,
     beyond_in_gap,
     beyond_median,
@@ -38,10 +39,6 @@ from ergmeter.metrics.phases import (
 from ergmeter.metrics.timeline import seconds
 from ergmeter.records import Basis, Device, FloatArray, TimeArray, or_none, weakest
 from ergmeter.units import NS_PER_S, number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.phases import Spans
 
 # In display order.
 PARTS = {

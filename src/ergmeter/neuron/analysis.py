@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -49,8 +49,6 @@ from ergmeter.records import Missing, Reading, Result, weakest
 from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ergmeter.importers.log import ParsedLog
 
 

@@ -9,17 +9,14 @@ lists the choices.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.hlo.files import STUBS, module_files
 from ergmeter.ports import LineHints
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 # How often each graph ran, from a file of the user's: the weights of an overall ratio. Without it
 # an initialisation graph counts as much as the training step, since a cache has each graph once.

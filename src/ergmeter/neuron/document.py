@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
-from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN
-from ergmeter.neuron.mfu import BACKENDS, TERA, VERSION, impossible_mfu
-from ergmeter.neuron.score import JSON_NAMES, NKI, REMARK, SCORE, THROUGHPUT
+from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN, GraphResult
+from ergmeter.neuron.mfu import BACKENDS, TERA, VERSION, Machine, impossible_mfu
+from ergmeter.neuron.score import JSON_NAMES, NKI, REMARK, SCORE, THROUGHPUT, Score
 from ergmeter.records import Reading
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, JobDetails
-    from ergmeter.neuron.kernels import GraphResult
-    from ergmeter.neuron.mfu import Machine
-    from ergmeter.neuron.score import Score
 
     Json = dict[str, Any]
 

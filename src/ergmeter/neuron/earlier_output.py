@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.compare.comparison import Comparison, compare
 from ergmeter.compare.entry import Entry, Group, SourceEntries, Wanted, facts_of
@@ -25,9 +26,6 @@ from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
 from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS, with_rate
 from ergmeter.records import BASES, Basis, Missing, Reading, Result, mapped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 THEIRS = "the original's"  # its count, in place of a convention
 _KEYS = {JSON_NAMES[key].name: key for key in COMPARED}

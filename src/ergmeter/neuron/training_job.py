@@ -11,15 +11,13 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.analytic import Checkpointing
 from ergmeter.flops.graph.adapters import Lora
-
-if TYPE_CHECKING:
-    from ergmeter.flops.analytic import Checkpointing
 
 # The YAML is OmegaConf's: a value may be `${trainer.max_steps}` or `${multiply:8,512}`. Simple
 # references are resolved; any other is an error that names the key and quotes the text.

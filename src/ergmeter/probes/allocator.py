@@ -17,15 +17,12 @@ import os
 import platform
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator keeps no books"
 

@@ -15,20 +15,16 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from ergmeter.meter import Meter
 from ergmeter.ports import Importer, Line
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ergmeter.meter import Meter
-
 
 # The relay passes the child's output on, in a process of its own. If the recorder itself read the
 # child's pipe, killing the recorder would kill the child by SIGPIPE. The relay writes to the real

@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -44,10 +45,6 @@ from ergmeter.runlog.identity import new_run_path, run_header
 from ergmeter.runlog.process_group import launcher_rank, launcher_world_size
 from ergmeter.runlog.writer import amend_header, create_run
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # Peak memory of one process of the command. `ru_maxrss` begins before the command does: until it
 # executes the program, the child has the recorder's own memory, and Linux counts that. So the

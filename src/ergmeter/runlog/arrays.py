@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Not `to_pandas_dtype`, for which pyarrow 25 wants pandas even to tell of an integer.
 _NUMPY: dict[pa.DataType, Any] = {

@@ -10,8 +10,11 @@ A look costs as much as there are new rows, and a listing of each writer's direc
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from io import FileIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +23,6 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy
 from ergmeter.runlog.segments import segment_names
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from io import FileIO
-    from pathlib import Path
 
 # Steps are handed over every half second and samples every second; what is this far behind the
 # newest row is whole.

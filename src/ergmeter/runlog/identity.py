@@ -14,15 +14,13 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.runlog.process_group import agreed_word, boot_id, launcher_world_size, started_s
 from ergmeter.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SECRET = re.compile(
     r"(api[-_]?key|secret|passw(or)?d|credential|(auth|access|hf|hub|bearer)[-_]?token)",

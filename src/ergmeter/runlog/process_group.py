@@ -13,14 +13,12 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def world_size() -> int:

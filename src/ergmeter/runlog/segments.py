@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +21,6 @@ from ergmeter.errors import FormatError
 from ergmeter.records import COLUMN_KINDS, PHASES, FloatArray, TimeArray
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy, present
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from pathlib import Path
-
 
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, in_view
+from ergmeter.ports import SinkRequest, Update
 from ergmeter.sinks.shared.updates import SelectingSink, SinkValue, choice, readable
 from ergmeter.units import duration
-
-if TYPE_CHECKING:
-    from ergmeter.ports import SinkRequest, Update
 
 _ERASE_TO_END = "\x1b[K"
 

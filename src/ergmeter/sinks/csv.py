@@ -6,14 +6,12 @@ The columns are the catalogue's keys, all or those chosen, also of metrics witho
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ergmeter.errors import UsageError
+from ergmeter.ports import SinkRequest, Update
 from ergmeter.sinks.shared.appended_file import LEDGER_MEASURED, CsvFile, ledger_columns, ledger_row
 from ergmeter.sinks.shared.updates import SelectingSink, choice
-
-if TYPE_CHECKING:
-    from ergmeter.ports import SinkRequest, Update
 
 FILE = "figures.csv"
 # scope: the figures are of a window, or of the run; window: its kind

@@ -9,14 +9,12 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from ergmeter.ports import SinkRequest, Update
+from ergmeter.records import Reading
 from ergmeter.sinks.shared.appended_file import AppendedFile
 from ergmeter.sinks.shared.updates import SelectingSink
-
-if TYPE_CHECKING:
-    from ergmeter.ports import SinkRequest, Update
-    from ergmeter.records import Reading
 
 FILE = "figures.jsonl"
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ergmeter.errors import UsageError
+from ergmeter.ports import SinkRequest, Update
 from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
-
-if TYPE_CHECKING:
-    from ergmeter.ports import SinkRequest, Update
 
 PROJECT = "ergmeter"
 

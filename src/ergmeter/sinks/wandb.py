@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ergmeter.errors import PluginError
+from ergmeter.ports import SinkRequest, Update
 from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
-
-if TYPE_CHECKING:
-    from ergmeter.ports import SinkRequest, Update
 
 PROJECT = "ergmeter"
 

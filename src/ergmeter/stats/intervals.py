@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import UsageError
-
-if TYPE_CHECKING:
-    from ergmeter.records import FloatArray, TimeArray
+from ergmeter.records import FloatArray, TimeArray
 
 # -- Student's t -----------------------------------------------------------------------------------
 #

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.compare.comparison import Comparison, GroupPair, impossible_entry
-from ergmeter.compare.entry import Group
+from ergmeter.compare.entry import Entry, Group
 from ergmeter.compare.grouping import differing_facts
+from ergmeter.compare.run_curves import Axis, ComparedCurves
+from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
 from ergmeter.records import Missing, Reading, or_missing
+from ergmeter.stats.ratio import Contrast, Mean
 from ergmeter.units import number_of
 from ergmeter.views import documents
 from ergmeter.views.charts.compare_charts import (
@@ -49,15 +54,6 @@ from ergmeter.views.document import (
     Weight,
 )
 from ergmeter.views.run.card import column_text, interval, value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ergmeter.compare.entry import Entry
-    from ergmeter.compare.run_curves import Axis, ComparedCurves
-    from ergmeter.compare.verdicts import Verdict
-    from ergmeter.metrics.catalog import Metric
-    from ergmeter.stats.ratio import Contrast, Mean
 
 _WEIGHTS: dict[str, VerdictWeight] = {
     "absent" if weight == "no verdict" else weight: weight for weight in VERDICTS

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,15 +18,10 @@ from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.format import training_of
 from ergmeter.runlog.manage.labels import labels_of
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import NO_UNIT, significant
 from ergmeter.views.document import Document, Paragraph
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from ergmeter.runlog.reader import Run
-    from ergmeter.runlog.settings import Settings
 
 
 def label_document(run: Run) -> dict[str, Any]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from ergmeter.compare.gate import GATE_STATES, POOLED, amount_text, value_text
+from ergmeter.compare.comparison import Comparison, GroupPair
+from ergmeter.compare.gate import GATE_STATES, POOLED, Gate, GateRule, amount_text, value_text
 from ergmeter.compare.pairing import conditions
+from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, printable, significant
 from ergmeter.version import __version__
@@ -27,19 +30,12 @@ from ergmeter.views.document import (
     HeadlinePart,
     Items,
     Paragraph,
+    Part,
     Section,
     Table,
     TableColumn,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ergmeter.compare.comparison import Comparison, GroupPair
-    from ergmeter.compare.gate import Gate, GateRule
-    from ergmeter.compare.verdicts import State, Verdict
-    from ergmeter.views.document import Part
-    from ergmeter.views.document import State as Colour
+from ergmeter.views.document import State as Colour
 
 METHOD = "Benjamini-Hochberg"
 _MOST = 200  # rows of a table

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from ergmeter.cli import work_options as step
 from ergmeter.cli.options import Forms, flag, given_parameters, with_default, with_each, with_forms
 from ergmeter.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, with_forms
+from ergmeter.cli.options import PATH, Forms, with_forms
 from ergmeter.cli.run_options import with_settings, with_training
-
-if TYPE_CHECKING:
-    from ergmeter.cli.options import Forms
-    from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.settings import Settings
 
 
 @click.command()

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, repeated, with_forms
+from ergmeter.cli.options import Forms, flag, repeated, with_forms
 from ergmeter.cli.run_options import summaries, tell_next, with_run_and_settings
 
 if TYPE_CHECKING:
-    from ergmeter.cli.options import Forms
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from ergmeter.cli.options import with_forms
-
-if TYPE_CHECKING:
-    from ergmeter.cli.options import Forms
+from ergmeter.cli.options import Forms, with_forms
 
 
 @click.command()

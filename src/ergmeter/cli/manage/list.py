@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, with_forms
+from ergmeter.cli.options import PATH, Forms, with_forms
 from ergmeter.errors import ErgmeterError
-
-if TYPE_CHECKING:
-    from ergmeter.cli.options import Forms
 
 
 @click.command()

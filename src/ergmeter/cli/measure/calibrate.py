@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, workload
-from ergmeter.cli.options import flag, progress_bar, with_forms
+from ergmeter.cli.options import Forms, flag, progress_bar, with_forms
 
 if TYPE_CHECKING:
-    from ergmeter.cli.options import Forms
     from ergmeter.hardware.calibration import Calibration
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from ergmeter.errors import PluginError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 

@@ -11,8 +11,9 @@ import json
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -22,17 +23,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import Parts, step_flops, total
 from ergmeter.flops.batch import Batch, Pairs
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.count import count, run_once, text_inputs
 from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep, agreement, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS, Lora
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
 from ergmeter.flops.work import TrainedParts, trained_graph, writes
 from ergmeter.units import scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from ergmeter.flops.config import ModelConfig
 
 # A model with PEFT's own adapters, without memory.
 

@@ -6,15 +6,12 @@ Imports nothing of torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ergmeter.flops.analytic import PartFlops, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 Key = TypeVar("Key")
 

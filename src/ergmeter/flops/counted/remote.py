@@ -18,18 +18,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.atomic_write import write_text
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted.op_totals import CallFlops
 from ergmeter.records import Flops, WorkPart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # FLOPs of a training step from its recorded calls and the count of each.
 

@@ -20,11 +20,12 @@ import pickle
 import sys
 import sysconfig
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import ReferenceType
 
 import cloudpickle
@@ -36,11 +37,6 @@ from torch import nn
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted.meta_model import HOOKS, ModuleCall, TensorSpec, needed_hooks, unwrapped
 from ergmeter.flops.counted.remote import CountRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from threading import Event
-
 
 _MOST_BYTES = 64 * 2**20
 _MOST_S = 10.0  # of work, pauses not counted

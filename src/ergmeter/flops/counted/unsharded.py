@@ -10,12 +10,10 @@ all at once, and only what does not change is read. Nothing of torch is imported
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Any
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _FLAT = "_flat_param"  # what FSDP calls the vector that it makes of a module's parameters

@@ -18,9 +18,9 @@ count of tensors does not have them either.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
+from ergmeter.flops.batch import Batch
 from ergmeter.flops.estimate.arrangement import (
     FP32,
     Kernels,
@@ -34,9 +34,6 @@ from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, 
 from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
 from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
-
-if TYPE_CHECKING:
-    from ergmeter.flops.batch import Batch
 
 KINDS = (
     "weights",

@@ -26,17 +26,13 @@ of, so everything is listed by its storage.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.arrangement import FP32, ParameterMemory
 from ergmeter.flops.graph.graph import Attention, Convolution, Fold, Graph, Linear, Node, Scan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from ergmeter.flops.batch import Batch
-    from ergmeter.flops.config import ModelConfig
 
 # What autograd saves by how a family's code is written.
 #

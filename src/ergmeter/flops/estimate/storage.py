@@ -13,16 +13,13 @@ four times too many.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import EXPERTS, ModelConfig, quoted_value
 from ergmeter.flops.graph.graph import Graph, Linear, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 WIDE = 16  # bits from which on a type is for all of a model and not just for its matrices
 

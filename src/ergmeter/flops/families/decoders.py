@@ -7,8 +7,9 @@ does that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.config import ModelConfig, quoted_value
@@ -32,9 +33,6 @@ from ergmeter.flops.families.pieces import (
     windows_where,
 )
 from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Layer, Mlp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 class Flag(NamedTuple):

@@ -10,19 +10,16 @@ layers. The encoder's rows are `source`, the decoder's `tokens`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.families.pieces import Names, biased_attention, layer_kinds, windows_of
 from ergmeter.flops.graph.graph import Attention, Builder, Graph, Node
 from ergmeter.flops.graph.layers import AttentionLayer, EncoderBlock, Mlp, add_block, renamed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.flops.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ those with one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.families.decoders import MIXTRAL
 from ergmeter.flops.families.pieces import (
     QWEN_SHARED_EXPERTS,
@@ -38,11 +40,6 @@ from ergmeter.flops.graph.layers import (
     Piece,
     Recurrent,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ergmeter.flops.config import ModelConfig
 
 
 def _layers(

@@ -6,16 +6,13 @@ names the field that is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent, Layer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from ergmeter.flops.config import ModelConfig
 
 Names = tuple[str, ...]
 """The names that a field may have, as different files write it."""

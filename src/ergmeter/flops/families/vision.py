@@ -15,8 +15,9 @@ the decoder's input.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import ModelConfig, head_of, quoted_value
@@ -36,10 +37,6 @@ from ergmeter.flops.graph.layers import (
     decoder_graph,
     renamed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 ImageSize = tuple[int, int]
 """Height and width in pixels."""

@@ -15,15 +15,11 @@ LoRA: arXiv 2106.09685. DoRA, which adds a trained length to each output: arXiv 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.graph import Fold, Graph, Linear, Node, Trainable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # Weights that a LoRA target means, by PEFT's rules.
 #

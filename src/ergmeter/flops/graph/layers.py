@@ -7,9 +7,9 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ergmeter.flops.graph.graph import (
     Attention,
@@ -21,9 +21,6 @@ from ergmeter.flops.graph.graph import (
     Node,
     Scan,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)

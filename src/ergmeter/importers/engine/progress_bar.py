@@ -18,10 +18,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ergmeter.importers.engine.parsed_line import ParsedLine
+from ergmeter.importers.engine.parsed_line import ParsedLine
 
 # Steps of an epoch. Steps and epochs grow together, so an epoch implies a range of steps. Epochs
 # are printed rounded to two decimals (transformers before 5.0) or four digits. The last step of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -17,8 +17,6 @@ from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.flops.live import dtype_of, model_work
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
     from ergmeter.flops.analytic import PartFlops

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
@@ -41,8 +41,6 @@ from ergmeter.integrations.unsettled_steps import device_events
 from ergmeter.meter.clock import moment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from ergmeter.integrations.torch.steps import Loop

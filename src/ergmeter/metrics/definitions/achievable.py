@@ -13,7 +13,6 @@ differs from the run's (a power limit, a driver).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Calibration, read_document
@@ -27,11 +26,9 @@ from ergmeter.metrics.definitions.compute import (
     need_possible,
     of_run,
 )
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.records import Device, Reading, mapped, weakest
 from ergmeter.units import scaled, significant
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 OF_ACHIEVABLE = "utilization.mfu_of_achievable_frac"
 BANDWIDTH_OF_ACHIEVABLE = "utilization.bandwidth_of_achievable_frac"

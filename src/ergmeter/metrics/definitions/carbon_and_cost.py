@@ -17,22 +17,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS
+from ergmeter.metrics.evidence.window import TrainingWindow
 from ergmeter.records import Reading, Window, mapped
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, number_of, scaled, significant
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.window import TrainingWindow
-
 
 # Device-hours. The number of devices is what was read of every rank, or what the user declares, and
 # never assumed to be 1: a Meter on one of several nodes reads only its own.

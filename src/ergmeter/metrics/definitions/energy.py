@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import BASIS, COUNTER, boundary, counted_once, device_drawn
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import cached_result, sampled, why_absent
 from ergmeter.records import Basis, Device, Missing, Reading, mapped, or_missing, or_none, weakest
 from ergmeter.units import J_PER_WH, number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 

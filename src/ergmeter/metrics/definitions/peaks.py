@@ -6,17 +6,13 @@ units for has no peak; the bf16 peak is then given beside it, under its own name
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.table import DeviceSpec, NoUnits, candidates, lookup
 from ergmeter.records import DTYPES, Basis, Missing, or_none
 from ergmeter.units import scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 NARROW = ("fp8", "fp4", "int8")
 """Types whose products are computed at one rate and everything around them at another."""

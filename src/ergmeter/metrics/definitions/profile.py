@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm
 from ergmeter.metrics.definitions.timing import in_step_s
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import host_times
 from ergmeter.records import Direction, Reading, is_above, weakest
 from ergmeter.units import NS_PER_S, duration
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 _MARK = "profiled"
 _WHY_NOT = ("not_profiled", "profile_unread")

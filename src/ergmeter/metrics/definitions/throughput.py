@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,15 +28,13 @@ from ergmeter.metrics.definitions.tokens import (
     why_not_counted,
 )
 from ergmeter.metrics.evidence import ranks
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import sampled
 from ergmeter.metrics.evidence.steps import interval_in_order
 from ergmeter.records import Basis, FloatArray, Missing, Reading, Reported, present
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, sft_play
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -26,10 +26,6 @@ from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Basis, FloatArray, Missing, Reading, or_missing, or_none
 from ergmeter.runlog.format import dropped_steps
 from ergmeter.units import number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-
 
 # Printed counts. The tokens of a line `step=20 tokens=4096` that comes every ten steps may be of
 # one step or of all ten. The importer guesses and writes a mark; where a line stands for several

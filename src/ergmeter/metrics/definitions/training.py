@@ -7,8 +7,9 @@ the last value is not a number, there is no reading.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,6 @@ from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import Direction, Missing, Reading, Result
 from ergmeter.units import NS_PER_S, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
 _SOON_NS = NS_PER_S  # the loss of the last step is printed after it

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, FloatArray
 from ergmeter.runlog.segments import joined_steps
 from ergmeter.stats.intervals import cuts_of, interval_of
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.window import TrainingWindow
-    from ergmeter.records import FloatArray
     from ergmeter.runlog.reader import Run
 
 

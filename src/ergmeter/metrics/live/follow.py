@@ -7,9 +7,10 @@ rows, for display; and rows old enough that no earlier row is still to come, for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +18,11 @@ import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
 from ergmeter.metrics.live.rows import LiveRows, in_order, joined_rows, split_rows
+from ergmeter.records import Device
 from ergmeter.runlog.arrays import as_numpy
 from ergmeter.runlog.follow import Follower, StreamRows
 from ergmeter.runlog.format import WRITER_FILE, WriterLog, on_one_clock, writer_header
 from ergmeter.runlog.segments import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ergmeter.records import Device
 
 # Columns of samples and steps that are judged or shown.
 SAMPLED = (

@@ -11,8 +11,9 @@ Without a total step or token count progress is unknown. All views use `goal`, `
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +21,15 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.live.rows import real_tokens, steps_done
 from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
 from ergmeter.ports import Update
 from ergmeter.records import Summary, Window
+from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.runlog.reader import Run
 
 _NO_BUDGET = "no total step or token count: pass Meter(budget=Budget(steps=N)) or Budget(tokens=N)"
 

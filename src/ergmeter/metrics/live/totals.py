@@ -10,9 +10,10 @@ each call.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,12 +27,8 @@ from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.live.recent_window import FOREVER_NS, WITH_WARMUP
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Device, Missing, Window, or_missing
+from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ergmeter.runlog.reader import Run
 
 Amount: TypeAlias = "float | Missing"
 

@@ -17,9 +17,10 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,10 +30,6 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import open_segment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Private words: names, addresses and paths, and their replacements. A path has no clear end, as
 # project names hold spaces, commas and apostrophes. A header value that begins with a path is

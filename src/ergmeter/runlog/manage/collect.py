@@ -13,19 +13,15 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from ergmeter.atomic_write import read_json
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import add_labels, changed_s, foreign, labels_of, may_be_written
 from ergmeter.runlog.reader import CUT_OFF, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # [USER@]HOST:PATH, as rsync has it.
 _REMOTE = re.compile(r"(?!-)(?:[\w.-]+@)?(?:\[[\w:.%-]+\]|[\w.-]+):(.+)")

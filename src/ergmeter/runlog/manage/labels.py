@@ -17,19 +17,16 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.atomic_write import write_json
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.process_group import boot_id, is_alive, started_s
 from ergmeter.runlog.reader import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LABELS_FILE = "labels.json"
 KEEP = "keep"

@@ -17,17 +17,15 @@ import tarfile
 import time
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TypeAlias
 
 from ergmeter.atomic_write import replacing
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
 from ergmeter.runlog.reader import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # A run of 8 GPUs for a week is some GB; what unfolds to more than this is no run.
 MAX_BYTES = 200 * 10**9

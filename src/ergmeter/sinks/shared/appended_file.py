@@ -15,17 +15,13 @@ import errno
 import fcntl
 import io
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import Reading, Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 # -- the energy ledger: SFT-Play's columns ---------------------------------------------------------
 # The values come from the catalogue, which has SFT-Play's names and units as aliases. All are over

@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from ergmeter.errors import PluginError, UsageError, suggestion
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.ports import DeclaredSink, SinkRequest, Update
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import duration, scaled, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 # -- options ---------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ergmeter.flops.estimate.estimate import AS_ASKED, Room, Serving, Way, serving_results, verdict
 from ergmeter.flops.estimate.memory import KINDS, Memory
+from ergmeter.flops.work import Work
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.calculate.flops import readings_table
@@ -22,11 +24,6 @@ from ergmeter.views.document import (
     columns_of,
 )
 from ergmeter.views.documents import result
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ergmeter.flops.work import Work
 
 # Shown in the tables, the verdict or the heading.
 _MAIN_KEYS = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_max")

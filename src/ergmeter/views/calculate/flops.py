@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.flops.analytic import PartFlops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
+from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import Work, step_work
 from ergmeter.metrics.definitions.compute import NotApplicable
@@ -26,11 +28,6 @@ from ergmeter.views.document import (
     title_case,
 )
 from ergmeter.views.documents import result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep
 
 # Conventions.
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ergmeter.hlo import FileCount, ModuleCount
 from ergmeter.hlo.reading import reader_name
 from ergmeter.neuron.kernels import LEGEND, mark, percent
 from ergmeter.units import number_of, scaled
 from ergmeter.views.document import Document, HeadlinePart, Note, Paragraph, Part, Table, columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ergmeter.hlo import FileCount, ModuleCount
 
 _MOST_NAMES = 5
 _INDENT = "  "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from ergmeter import doctor
-from ergmeter.hardware.table import candidates
+from ergmeter.doctor import ProbeFinding
+from ergmeter.hardware.calibration import CalibratedRate, Calibration
+from ergmeter.hardware.table import DeviceSpec, candidates
 from ergmeter.metrics.definitions.peaks import agreed
 from ergmeter.records import or_none
 from ergmeter.units import duration, grouped, scaled, significant
@@ -18,13 +20,6 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ergmeter.doctor import ProbeFinding
-    from ergmeter.hardware.calibration import CalibratedRate, Calibration
-    from ergmeter.hardware.table import DeviceSpec
 
 
 def doctor_document(findings: list[ProbeFinding]) -> Document:

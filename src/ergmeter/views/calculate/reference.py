@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ergmeter.hardware.grid import GridIntensity
 from ergmeter.hardware.table import BUILT_IN, DeviceSpec, ambiguous_names, built_in_devices
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.records import DTYPES
@@ -20,11 +22,6 @@ from ergmeter.views.document import (
     TableColumn,
     columns_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ergmeter.hardware.grid import GridIntensity
 
 # Grid intensities.
 

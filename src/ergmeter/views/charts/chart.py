@@ -12,15 +12,13 @@ on white.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.units import significant
 from ergmeter.views.document import Table as Table  # the data table of a chart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # Colours.
 

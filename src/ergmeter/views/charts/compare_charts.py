@@ -7,26 +7,22 @@ intervals taken into account; the position of the dots alone does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.compare.comparison import Comparison, Front, front_axes
-from ergmeter.compare.entry import measure
+from ergmeter.compare.entry import Group, measure
 from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, in_view
 from ergmeter.records import Reading
+from ergmeter.stats.ratio import Contrast, Mean
 from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
 from ergmeter.views.charts.interval_chart import contrast_dot, interval_chart
 from ergmeter.views.run.card import interval, value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ergmeter.compare.entry import Group
-    from ergmeter.stats.ratio import Contrast, Mean
 
 # Words that the charts share with the text of a comparison.
 

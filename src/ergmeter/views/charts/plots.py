@@ -5,10 +5,14 @@ Files use the specification of the page, with a theme's colours filled in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from types import ModuleType
+from typing import Any
 
 from ergmeter.errors import NotMeasurable, PluginError
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
+from ergmeter.records import Summary
 from ergmeter.units import grouped
 from ergmeter.views.charts.chart import Chart, config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
@@ -16,13 +20,6 @@ from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_charts import IDS as ON_TIME
 from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.charts.vega import NEAREST
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from types import ModuleType
-
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Summary
 
 KINDS = (*ON_TIME, *FIGURES)
 # 6.4 shows "undefined" for a word in the tooltip of the nearest point (vega-lite #9707).

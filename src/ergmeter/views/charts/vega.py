@@ -17,16 +17,11 @@ Options that a part does not name are those of Vega-Lite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from ergmeter.views.charts.chart import css
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ergmeter.views.charts.chart import Scale
+from ergmeter.views.charts.chart import Scale, css
 
 Rows: TypeAlias = "list[dict[str, Any]]"
 Channel: TypeAlias = "dict[str, Any]"  # how a field of the rows, or a constant, is drawn

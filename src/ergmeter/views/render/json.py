@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from ergmeter.views.document import Document
 from ergmeter.views.documents import finite
-
-if TYPE_CHECKING:
-    from ergmeter.views.document import Document
 
 
 def json_text(document: Document) -> str:

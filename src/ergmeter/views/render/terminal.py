@@ -6,37 +6,33 @@ Texts from runs and files are printed as they are: none of them is read as marku
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich import table as rich_table
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
 from ergmeter.views.document import (
     VERDICTS,
     BarCell,
+    Document,
     Frame,
     HeadlinePart,
     Items,
     Note,
     Paragraph,
+    Part,
     Section,
     Table,
     TableColumn,
+    Weight,
     parts_for,
     printable_lines,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console
-
-    from ergmeter.views.document import Document, Part, Weight
 
 BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _STATUS_STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}

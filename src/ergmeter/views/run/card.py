@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
@@ -38,9 +39,6 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 _MOST_HOSTS = 4

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.explain.time import LossBlock
 from ergmeter.metrics.explain.waterfall import Change, Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
+from ergmeter.runlog.reader import Run
 from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, css
@@ -27,13 +30,6 @@ from ergmeter.views.document import (
     TableColumn,
 )
 from ergmeter.views.documents import finite, result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ergmeter.metrics.explain.time import LossBlock
-    from ergmeter.runlog.reader import Run
-
 
 NOTHING = "nothing can be told apart: no MFU, no readings of a device, no waits between steps"
 _LEAST = 0.01  # percent; shares are rounded to it

@@ -10,8 +10,9 @@ absent metric is grey, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 import yaml
@@ -22,16 +23,12 @@ from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Flops, Missing, Reading, Result, Summary
 from ergmeter.runlog.reader import FINISHED, IMPORTED, Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.document import Document, Items, Paragraph, Part, Table
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run.card import interval, label_lines, value, window_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ergmeter.runlog.settings import Settings
 
 # Badge.
 

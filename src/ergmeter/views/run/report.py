@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.checks import fitness
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.records import Device, Missing, Reading, Summary, or_none
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import BARS, duration, grouped, number_of, scaled
 from ergmeter.version import __version__
+from ergmeter.views.charts.chart import Chart
 from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.document import (
@@ -48,12 +50,6 @@ from ergmeter.views.run.card import (
 )
 from ergmeter.views.run.check import finding_notes
 from ergmeter.views.run.explain import CHANGES, change_table, remark_notes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.views.charts.chart import Chart
 
 _LONGEST_FACT = 300  # characters
 _MOST_DEVICES = 16

@@ -14,29 +14,24 @@ import socket
 import sys
 import tempfile
 import webbrowser
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.app_state import AppState, NotThereError
 from ergmeter.views.serve.folder import Folder
 from ergmeter.views.serve.guard import LOOPBACK, Access, Guard, ip_address, onward_page
+from ergmeter.views.serve.pool import Pool
 from ergmeter.views.serve.tail import TooManyError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from ergmeter.views.serve.pool import Pool
 
 
 def web_app(folder: Folder, access: Access | None = None, *, pool: Pool | None = None) -> Guard:

@@ -12,18 +12,16 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Kind = Literal["run", "bench", "ledger"]
 

@@ -13,16 +13,14 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ergmeter.errors import FormatError
 from ergmeter.records import COLUMN_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIBRARY = "<!--the charting library-->"  # placeholder in a report: the library has its own file
 # Quick charts: from steps alone, or from one sample column.

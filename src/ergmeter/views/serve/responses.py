@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from ergmeter.bench import results
 from ergmeter.bench.overview import Configuration, overview, repeats_of, view_columns
@@ -26,6 +29,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import bench_columns, catalogue, every_metric, in_view
 from ergmeter.metrics.checks import fitness
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
@@ -43,13 +47,6 @@ from ergmeter.views.run import card, check
 from ergmeter.views.run.report import page_sections
 from ergmeter.views.serve.live import result_with_texts
 from ergmeter.views.serve.pool import LIBRARY, SERIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import pyarrow as pa
-
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 # Bench matrix. All settings that vary are returned; the reader picks the two axes.
 
