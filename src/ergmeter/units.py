@@ -103,14 +103,22 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def si_prefix(size: float) -> tuple[float, str]:
+    """The factor and the letter of the largest SI prefix, up to tera, that a size reaches.
+
+    >>> si_prefix(7e6), si_prefix(0.5)
+    ((1000000.0, 'M'), (1.0, ''))
+    """
+    return next((pair for pair in _SI if size >= pair[0]), (1.0, ""))
+
+
 def scaled(value: float, unit: str, *, beside: float | None = None) -> str:
     """A value with an SI prefix: its own, or that of the value `beside` it.
 
     >>> scaled(1.5e9, "B"), scaled(1.5e9, "B", beside=7e6)
     ('1.5 GB', '1500 MB')
     """
-    size = abs(value if beside is None else beside)
-    factor, prefix = next((pair for pair in _SI if size >= pair[0]), (1.0, ""))
+    factor, prefix = si_prefix(abs(value if beside is None else beside))
     return f"{significant(value / factor)} {prefix}{unit}".rstrip()
 
 

@@ -22,7 +22,7 @@ from typing import get_args
 
 from ergmeter.compare.entry import Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
-from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked, every_metric, in_view
+from ergmeter.metrics.catalog import catalogue, checked, every_metric, in_view, ledger_aliases
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Basis, Missing, Reading, Result
 
@@ -116,10 +116,7 @@ class _Row:
 def measured_columns() -> dict[str, tuple[str, str, float]]:
     """Key, unit and scale of each measured column, from the catalogue's SFT-Play aliases."""
     columns = {
-        alias.name: (metric.key, metric.unit, alias.scale)
-        for metric in catalogue().values()
-        for alias in metric.aliases
-        if alias.system == LEDGER_SYSTEM
+        alias.name: (metric.key, metric.unit, alias.scale) for metric, alias in ledger_aliases()
     }
     further = {at.label: every_metric()[key] for key, at in in_view("ledger").items()}
     return {**columns, **{name: (m.key, m.unit, 1.0) for name, m in further.items()}}

@@ -250,6 +250,13 @@ def every_metric() -> dict[str, Metric]:
 
 
 @cache
+def ledger_aliases() -> list[tuple[Metric, Alias]]:
+    """The metrics that have a column in an energy ledger, each with its name there."""
+    every = ((metric, alias) for metric in catalogue().values() for alias in metric.aliases)
+    return [(metric, alias) for metric, alias in every if alias.system == LEDGER_SYSTEM]
+
+
+@cache
 def in_view(view: str) -> dict[str, Position]:
     """The metrics that declare a place in a view, by key in their order there."""
     placed = ((key, positions(metric.views).get(view)) for key, metric in every_metric().items())

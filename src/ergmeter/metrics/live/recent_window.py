@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue
+from ergmeter.metrics.catalog import ledger_aliases
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.steps import Steps
@@ -138,19 +138,12 @@ def _update(evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
     lanes = evidence.work.lanes if evidence.trains else ()
     done = max(map(steps_done, lanes), default=0)
-    unbroken = readings_of(evidence.over(UNBROKEN), _ledger_keys()) if final else {}
+    # The window of a ledger has no cuts.
+    in_ledger = [metric.key for metric, _ in ledger_aliases()]
+    unbroken = readings_of(evidence.over(UNBROKEN), in_ledger) if final else {}
     return Update(
         done, wall_s, window.outer, summary, final, window.duration_s, window.kind, unbroken
     )
-
-
-def _ledger_keys() -> list[str]:
-    """The metrics that have a name in SFT-Play's ledger, whose window has no cuts."""
-    return [
-        key
-        for key, metric in catalogue().items()
-        if any(alias.system == LEDGER_SYSTEM for alias in metric.aliases)
-    ]
 
 
 def _reached_ns(run: Run, rows: Steps) -> int:

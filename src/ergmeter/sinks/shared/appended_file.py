@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import ledger_aliases
 from ergmeter.records import Reading, Result
 
 # -- the energy ledger: SFT-Play's columns ---------------------------------------------------------
@@ -29,7 +29,6 @@ from ergmeter.records import Reading, Result
 # included (window kind `unbroken`), as in the original. The user supplies what is not measured
 # (model, dataset, ...). A missing value is an empty cell.
 
-SYSTEM = "SFT-Play"
 LEDGER_DESCRIBED = (
     *("model", "dataset", "backend", "optimizer", "batch_size", "grad_accum", "seq_len"),
     *("steps", "precision", "seed", "notes"),
@@ -51,11 +50,10 @@ def ledger_row(
 ) -> dict[str, object]:
     """A run's row: its steps, what was measured, and the user's description."""
     cells: dict[str, object] = {"steps": steps}
-    for metric in catalogue().values():
-        for alias in metric.aliases:
-            reading = readings.get(metric.key)
-            if alias.system == SYSTEM and isinstance(reading, Reading):
-                cells[alias.name] = reading.value * alias.scale
+    for metric, alias in ledger_aliases():
+        reading = readings.get(metric.key)
+        if isinstance(reading, Reading):
+            cells[alias.name] = reading.value * alias.scale
     return {**cells, **described}
 
 

@@ -172,10 +172,8 @@ def _parts_table(work: Work) -> Table:
 
 def _scale(value: float) -> tuple[float, str]:
     """Return the factor and SI prefix of a table."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= factor:
-            return factor, prefix
-    return 1.0, ""
+    prefixes = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+    return next((pair for pair in prefixes if value >= pair[0]), (1.0, ""))
 
 
 def _number(value: float, scale: tuple[float, str]) -> str:

@@ -10,7 +10,7 @@ from ergmeter.hardware.calibration import CalibratedRate, Calibration
 from ergmeter.hardware.table import DeviceSpec, candidates
 from ergmeter.metrics.definitions.peaks import agreed
 from ergmeter.records import or_none
-from ergmeter.units import duration, grouped, scaled, significant
+from ergmeter.units import duration, grouped, scaled, si_prefix, significant
 from ergmeter.views.document import (
     Document,
     HeadlinePart,
@@ -132,10 +132,7 @@ def _rates(rows: list[tuple[str, CalibratedRate, float | None]]) -> Table:
 
 def _beside(rate: CalibratedRate, value: float) -> str:
     """Format a value in the unit of the rate beside it, without the unit."""
-    for factor in (1e12, 1e9, 1e6):
-        if rate.value >= factor:
-            return significant(value / factor, 3)
-    return significant(value, 3)
+    return significant(value / si_prefix(rate.value)[0], 3)
 
 
 def _limits(rate: CalibratedRate) -> str:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.units import significant
+from ergmeter.units import si_prefix, significant
 from ergmeter.views.document import Table as Table  # the data table of a chart
 
 # Colours.
@@ -105,9 +105,6 @@ def theme_css() -> str:
     )
 
 
-_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-
-
 @dataclass(frozen=True)
 class Chart:
     """A chart, or the reason why it is not drawn. Charts with `on_time` share their time axis.
@@ -154,7 +151,7 @@ def scale_for(unit: str, most: float) -> Scale:
         return Scale(1.0, {"C": "°C"}.get(unit, unit))
     if unit == "s":
         return Scale(1e-3, "ms") if most < 1 else Scale(1.0, "s")
-    factor, prefix = next((step for step in _SI if abs(most) >= step[0]), _SI[-1])
+    factor, prefix = si_prefix(abs(most))
     return Scale(factor, prefix + unit)
 
 
