@@ -85,6 +85,9 @@ class GroupPair(ConfigurationPair):
     padding: str = ""  # why samples/s and tokens/s disagree
 
 
+_UNMATCHED = Pairing((), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The groups, their verdicts against the baseline, the front and notes."""
@@ -97,7 +100,7 @@ class Comparison:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     options: CompareOptions
-    pairing: Pairing | None = None  # if two sides were matched by configuration
+    pairing: Pairing = _UNMATCHED  # of two sides that were matched by configuration
     pooled: tuple[Verdict, ...] = ()  # all configurations together
 
     @property

@@ -196,7 +196,6 @@ def cells_page(comparison: Comparison, gate: Gate, *, new: str, ref: str) -> Doc
 def cells_data(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON."""
     pairing = comparison.pairing
-    assert pairing is not None
     return {
         "matched_by": list(pairing.by),
         "confidence": comparison.options.confidence,
@@ -258,7 +257,6 @@ def amounts(comparison: Comparison) -> list[str]:
 def legend(comparison: Comparison) -> list[str]:
     """How to read the table."""
     pairing = comparison.pairing
-    assert pairing is not None
     chosen = f"; {pairing.chosen}" if pairing.chosen else ""
     return [
         f"by how much NEW is above (+) or below (-) REF{chosen}; cells are matched by"
@@ -271,7 +269,6 @@ def legend(comparison: Comparison) -> list[str]:
 def remarks(comparison: Comparison) -> list[str]:
     """The effect of padding, failures, cells on one side only and single runs."""
     pairing = comparison.pairing
-    assert pairing is not None
     lines = conditions(pairing)
     lines += [f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding]
     lines += [line for pair in comparison.pairs for line in _failures(pair)]

@@ -89,5 +89,4 @@ def change(pair: GroupPair, metric: str) -> Contrast:
 
 def matched(found: Comparison) -> Pairing:
     """How the configurations of a comparison were matched."""
-    assert found.pairing is not None
     return found.pairing

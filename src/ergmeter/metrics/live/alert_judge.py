@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -34,21 +34,12 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.live.alert_rules import AlertRule
 
-    class AlertState(Protocol):
-        """A rule and its state."""
-
-        rule: AlertRule
-
-        @property
-        def lacks(self) -> str:
-            """What is missing to judge it; empty if nothing."""
-
-        def feed(self, rows: LiveRows) -> Iterable[AlertEvent]:
-            """The alerts that began or ended."""
-
-
 # Time, value, threshold, text, device or writer, and whether it is over.
 AlertEvent: TypeAlias = "tuple[int, float, float, str, str, bool]"
+
+# A rule and its state: `feed` gives the alerts that began or ended; `lacks` is what is missing to
+# judge it, empty if nothing.
+AlertState: TypeAlias = "Speed | NotANumber | Silence | ThrottledState | Growth | BudgetState"
 
 MAX_ONSETS = 20  # of one rule about one device or writer
 
