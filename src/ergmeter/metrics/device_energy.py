@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import (
     ACCELERATORS,
     BOUNDARY,
@@ -23,6 +24,8 @@ from ergmeter.metrics.evidence.samples import (
     cached_result,
     why_absent,
 )
+from ergmeter.metrics.evidence.steps import Steps
+from ergmeter.metrics.evidence.window import TrainingWindow
 from ergmeter.metrics.phases import merged, within
 from ergmeter.records import (
     PHASES,
@@ -37,12 +40,6 @@ from ergmeter.records import (
 )
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.metrics.evidence.window import TrainingWindow
-
 
 # The curve of a device. Sampler and counter have clocks of their own, so a window almost never
 # begins or ends on a reading. Adding up the readings inside loses up to an interval at each end and

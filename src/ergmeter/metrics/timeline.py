@@ -10,21 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.steps import read_steps
 from ergmeter.metrics.phases import Spans, merged, spans_of
 from ergmeter.records import PHASES, Device, FloatArray, TimeArray, or_none
+from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.runlog.reader import Run
 
 POINTS = 1000
 # As in `erg check`: a gap is longer than both limits.

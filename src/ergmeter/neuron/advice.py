@@ -6,23 +6,19 @@ what MFU would be if a value was meant in another unit. General advice is left o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, STUBS, WRAPPED
 from ergmeter.metrics.definitions.compute import HFU
 from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
 from ergmeter.neuron.kernels import LOWER_BOUND, GraphResult, NkiSummary, percent
 from ergmeter.neuron.mfu import ORIGINAL, Figures, Machine
+from ergmeter.neuron.training_job import NeuronJob
+from ergmeter.neuron.training_log import Throughput
 from ergmeter.records import Reading
 from ergmeter.units import number_of, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ergmeter.neuron.training_job import NeuronJob
-    from ergmeter.neuron.training_log import Throughput
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3

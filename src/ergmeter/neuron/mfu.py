@@ -14,25 +14,23 @@ trn2.48xlarge.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import sizes
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware.table import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, TokenRate, compute_results
 from ergmeter.metrics.definitions.peaks import Peak
 from ergmeter.neuron.score import TFLOP, TFLOP_PER_S, THROUGHPUT
+from ergmeter.neuron.training_job import NeuronJob
+from ergmeter.neuron.training_log import Throughput
 from ergmeter.records import BOUND_TOLERANCE, Flops, Missing, Reading, Result, mapped, weakest
-
-if TYPE_CHECKING:
-    from ergmeter.flops.graph.graph import Graph
-    from ergmeter.neuron.training_job import NeuronJob
-    from ergmeter.neuron.training_log import Throughput
 
 TERA = 1e12
 

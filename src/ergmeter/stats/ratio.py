@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.records import FloatArray
 from ergmeter.stats.intervals import cdf, factor, spread_bounds, tail_probability
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ergmeter.records import FloatArray
 
 Scale: TypeAlias = Literal["ratio", "difference"]
 Way: TypeAlias = Literal["fall", "rise", "change"]

@@ -12,7 +12,6 @@ with all devices. Requests are no steps: they differ in length, and overlap.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,9 @@ from ergmeter.metrics.definitions.achievable import calibration_of, differences
 from ergmeter.metrics.definitions.energy import joules_per_token, run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows
 from ergmeter.metrics.device_energy import EnergyCurve, boundary, curve_of
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.phases import (
     PHASE_TITLES,
     PRECEDENCE,
@@ -37,11 +38,6 @@ from ergmeter.metrics.phases import (
 from ergmeter.records import COLUMN_KINDS, Basis, Device, Reading, TimeArray, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
-
 
 # Energy by phase (`metrics.phases`). The parts add up to the whole run.
 #

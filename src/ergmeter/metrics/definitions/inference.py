@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,23 +28,21 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, vllm
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.requests import (
     END_MARK,
     LOAD_MARK,
+    Offered,
     failed_by_mark,
     has_rows,
     need_failures,
     why_not_timed,
 )
 from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import Basis, FloatArray, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.requests import Offered
-    from ergmeter.metrics.evidence.steps import Steps
 
 _CHUNKS = "a chunk with text stands for a token: the server sends no usage"
 _NO_LOAD = "this is not a run of `erg load`"

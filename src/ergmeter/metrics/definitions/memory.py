@@ -8,13 +8,15 @@ largest of readings seconds apart is no peak: where a high-water mark exists, it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, sft_play
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     highest_of,
@@ -29,12 +31,6 @@ from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, before, spans_of, 
 from ergmeter.records import Device, Reading, TimeArray, or_none
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.metrics.evidence.evidence import Evidence
-
 
 _S_PER_H = 3600.0
 _AMU = "amu"  # as its importer names it

@@ -6,14 +6,12 @@ Each is filled in where it is known. Asked of a run, it is absent with the reaso
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, Scope
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.records import Direction
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 
 def _raise(why: str, _: Evidence) -> NoReturn:

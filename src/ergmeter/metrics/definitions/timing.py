@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,16 +16,13 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import need_all_rows, need_rows, steps_in, steps_of
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.evidence.steps import Steps, interval_in_order
 from ergmeter.metrics.phases import PHASE_TITLES
 from ergmeter.records import FloatArray, Reading
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-
 
 # Stragglers. The rank with the longest steps need not be the slow one. Where ranks wait for each
 # other at the end of a step, the rank that came late has the shortest step. So both are compared:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
@@ -26,10 +26,6 @@ from ergmeter.metrics.evidence.samples import (
 )
 from ergmeter.records import Device, Direction, Reading
 from ergmeter.runlog.reader import RUNNING
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-
 
 # Hardware counters, from "GPU util" to MFU. Each of these shows less than the one above suggests:
 #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +21,11 @@ from ergmeter.metrics.definitions.compute import (
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.throughput import need_speed
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.explain.time import Fact
 from ergmeter.records import Flops, Missing, Reading, or_missing, or_none
 from ergmeter.units import percent
-
-if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 NO_PADDING = "padding is not counted apart from tokens: pass tokens_real= to meter.step"
 

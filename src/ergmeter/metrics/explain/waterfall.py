@@ -12,8 +12,8 @@ there are divided by shares of the peak and marked derived. All add up to the wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.device import DeviceActivity, device_activity, kernel_blocks
 from ergmeter.metrics.explain.flops import NO_PADDING, Achieved, achieved, peak_text
 from ergmeter.metrics.explain.time import (
@@ -41,11 +42,6 @@ from ergmeter.metrics.explain.time import (
 from ergmeter.metrics.phases import joined
 from ergmeter.records import FloatArray, Missing, Reading, or_missing, or_none, or_noted
 from ergmeter.units import NS_PER_S, percent, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 
 @dataclass(frozen=True)

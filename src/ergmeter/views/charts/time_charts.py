@@ -7,24 +7,21 @@ The phase strip above them merges steps closer than a pixel into one span with i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.device_energy import boundary
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import sampled, why_absent
+from ergmeter.metrics.timeline import BoundedSeries
+from ergmeter.records import Device, Mark
 from ergmeter.units import duration, grouped, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import SERIES, Chart, Scale, Table, chart_of, rounded, scale_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.timeline import BoundedSeries
-    from ergmeter.records import Device, Mark
 
 # The background that all charts share.
 

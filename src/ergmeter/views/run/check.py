@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ergmeter.compare.jobs import JobRun
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import every_metric, titles_in
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
 from ergmeter.records import Missing, Result, Summary
+from ergmeter.runlog.manage.labels import Labels
+from ergmeter.runlog.reader import Run
 from ergmeter.units import duration, grouped, number_of, printable
 from ergmeter.views import documents
 from ergmeter.views.document import (
@@ -24,14 +29,6 @@ from ergmeter.views.document import (
     columns_of,
 )
 from ergmeter.views.run import card
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from ergmeter.compare.jobs import JobRun
-    from ergmeter.runlog.manage.labels import Labels
-    from ergmeter.runlog.reader import Run
 
 # `erg list`.
 

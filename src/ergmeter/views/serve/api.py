@@ -10,22 +10,18 @@ import asyncio
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ergmeter.errors import UsageError
 from ergmeter.version import __version__
+from ergmeter.views.serve.app_state import AppState
+from ergmeter.views.serve.folder import Kind, ServedItem
 from ergmeter.views.serve.pool import SERIES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from starlette.requests import Request
-
-    from ergmeter.views.serve.app_state import AppState
-    from ergmeter.views.serve.folder import Kind, ServedItem
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
 MOST_COMPARED = 50

@@ -12,21 +12,18 @@ import importlib
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.runlog import format as fmt
+from ergmeter.views.serve.folder import Folder, Kind, ServedItem
 from ergmeter.views.serve.pool import LIVE, SOON, Lane, Pool
 from ergmeter.views.serve.tail import Tails
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from ergmeter.views.serve.folder import Folder, Kind, ServedItem
 
 # List of runs.
 

@@ -12,28 +12,23 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata, resources
-from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.metrics.catalog import titles_in
 from ergmeter.views.charts import chart
+from ergmeter.views.serve.folder import Kind
 from ergmeter.views.serve.guard import refused, wants_page
 from ergmeter.views.serve.pool import LIBRARY
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
-
-    from ergmeter.views.serve.folder import Kind
 
 # Static files.
 
