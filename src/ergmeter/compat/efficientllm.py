@@ -11,7 +11,7 @@ what it could not measure. Here iterations go to a run on disk, and every metric
 from its first iteration (`metrics.live.totals`), absent where unknown. The history size limits
 memory only; no metric is computed from the history.
 
-Nothing here raises into a training. docs/migrating-from-efficientllm.md explains the calls and
+Nothing here raises into a training. docs/from-efficientllm.md explains the calls and
 where values differ from the original's.
 """
 

@@ -11,8 +11,9 @@ The original ran a forward pass under torch.profiler: that counts a third of a t
 best, leaves the model in eval mode, and adds its time to the next step. It assumed an A100's peak
 for unknown GPUs and clamped MFU at 1. Here the model is not run: FLOPs are counted from its
 configuration or, without one, on tensors without memory. A step lasts from the end of one call to
-the start of the next. Unknown values are nan, with one warning, never 0. Nothing raises into the
-training. docs/migrating-from-training-monitor.md has the rest.
+the start of the next. Unknown values are nan, with one warning, never 0. A wrong option is refused
+when the monitor is made; after that nothing raises into the training.
+docs/from-training-monitor.md has the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -44,6 +46,7 @@ from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
 from ergmeter.records import BOUND_TOLERANCE, Missing
 from ergmeter.runlog.process_group import own_rank, world_size
+from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +58,7 @@ __all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops
 # -- settings --------------------------------------------------------------------------------------
 # The documented key, `monitoring.flops_profile_freq`, was never read by the original, which read
 # `monitor.freq`. Here every spelling is read, the nearest to the caller first. Without a batch size
-# in the configuration it is unknown, not 32.
+# in the configuration it is unknown, not 32. A value that is no whole number above 0 is refused.
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -65,18 +68,23 @@ _PROFILE_KEYS = (
     "monitor.freq.flops_profile_freq",
     "monitor.flops_profile_freq",
 )
+_ACCUMULATION_KEYS = tuple(
+    f"{section}gradient_accumulation_steps" for section in ("deepspeed.", "training.", "")
+)
 # How often the original did what, in steps.
 _FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq": 200}
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
-    """The settings. None: the configuration does not say."""
+    """The settings. None: the configuration does not say. UsageError for a wrong value."""
 
     flops_profile_freq: int
     flops_profile_freq_from: str
     freq: Mapping[str, int]
     micro_steps: int  # forward passes a step: gradient accumulation
+    unread: str  # why DeepSpeed's configuration could not be read, if it could not
+    is_accumulation_known: bool
     batch_size: int | None  # sequences of a step, of all ranks
     batch_size_from: str
     seq_length: int | None
@@ -87,59 +95,73 @@ class MonitorSettings:
         cls, config: Config | None, *, flops_profile_freq: int | None, world: int
     ) -> MonitorSettings:
         """Read a configuration. An argument overrides it."""
-        config = _mapping(config)
-        deepspeed = _deepspeed(config)
-        asked, source = _first_number(
-            (flops_profile_freq, "the argument"),
-            *((_at(config, key), key) for key in _PROFILE_KEYS),
-            (_PROFILE_FREQ, "the default"),
-        )
-        accumulation = "gradient_accumulation_steps"
-        micro_steps, _ = _first_number(
-            (deepspeed.get(accumulation), "deepspeed"),
-            (_at(config, f"training.{accumulation}"), "training"),
-            (config.get(accumulation), "root"),
-        )
-        micro_steps = micro_steps or 1
-        micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu")) or 0
-        batch, batch_from = _first_number(
-            (deepspeed.get("train_batch_size"), "deepspeed.train_batch_size"),
-            (micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"),
-            (config.get("train_batch_size"), "train_batch_size"),
-        )
+        if config is not None and not isinstance(config, Mapping):
+            raise UsageError(f"config is {config!r}: it must be a mapping, such as a loaded YAML")
+        deepspeed, unread = _deepspeed(_at(config, "deepspeed"))
+        config = {**_mapping(config), "deepspeed": deepspeed}
+        profile_freq, source = _number_at(config, *_PROFILE_KEYS)
+        if flops_profile_freq is not None:
+            source = "the argument"
+            profile_freq = _whole_number(flops_profile_freq, f"{source} flops_profile_freq")
+        accumulation, _ = _number_at(config, *_ACCUMULATION_KEYS)
+        micro_steps = accumulation or 1
+        micro, _ = _number_at(config, "deepspeed.train_micro_batch_size_per_gpu")
+        batch, batch_from = _number_at(config, "deepspeed.train_batch_size")
+        if batch is None and micro is not None:
+            batch = micro * micro_steps * world
+            batch_from = f"deepspeed: {micro} x {micro_steps} x {world} ranks"
+        elif batch is None:
+            batch, batch_from = _number_at(config, "train_batch_size", otherwise=unread)
         return cls(
-            flops_profile_freq=asked or _PROFILE_FREQ,
-            flops_profile_freq_from=source,
+            flops_profile_freq=profile_freq or _PROFILE_FREQ,
+            flops_profile_freq_from=source or "the default",
             freq={
-                name: _whole_number(_at(config, f"monitor.freq.{name}")) or usual
+                name: _number_at(config, f"monitor.freq.{name}")[0] or usual
                 for name, usual in _FREQUENCIES.items()
             },
             micro_steps=micro_steps,
+            unread=unread,
+            is_accumulation_known=not unread or accumulation is not None,
             batch_size=batch,
-            batch_size_from=batch_from,
-            seq_length=_whole_number(_at(config, "model.max_sequence_length")),
+            batch_size_from=batch_from or "not in the configuration",
+            seq_length=_number_at(config, "model.max_sequence_length")[0],
             wandb=_mapping(config.get("wandb")),
         )
 
 
-def _first_number(*candidates: tuple[object, str]) -> tuple[int | None, str]:
-    """The first whole number of 1 or more, and where it is from."""
-    numbers = ((_whole_number(value), source) for value, source in candidates)
-    return next((pair for pair in numbers if pair[0]), (None, "not in the configuration"))
+def _number_at(config: Config, *keys: str, otherwise: str = "") -> tuple[int | None, str]:
+    """The number at the first of these keys that is set, and that key; else None."""
+    for key in keys:
+        if (value := _at(config, key)) is not None:
+            return _whole_number(value, key), key
+    return None, otherwise
 
 
-def _deepspeed(config: Config) -> Config:
-    """DeepSpeed's own configuration: inline, or from the file named here."""
-    section = config.get("deepspeed")
-    if isinstance(section, str | Path):
-        try:
-            section = json.loads(Path(section).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-    return _mapping(section)
+def _whole_number(value: Any, key: str) -> int:  # noqa: ANN401  any JSON value
+    """An integer of 1 or more, also from text. UsageError for anything else."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and float(value) == int(value) >= 1:
+            return int(value)
+    raise UsageError(f"{key} is {value!r}: it must be a whole number of 1 or more")
 
 
-def _at(config: Config, key: str) -> Any:  # noqa: ANN401  any JSON value
+def _deepspeed(section: object) -> tuple[Config, str]:
+    """DeepSpeed's own configuration, without what is "auto"; or why it can't be read.
+
+    It is inline, or in the file named here.
+    """
+    loaded = section
+    try:
+        if isinstance(section, str | Path):
+            loaded = json.loads(Path(section).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return {}, f"{section} can't be read: {reason_of(error)}"
+    if isinstance(loaded, Mapping):
+        return {key: value for key, value in loaded.items() if value != "auto"}, ""
+    return {}, "" if section is None else f"{section!r}: neither a mapping nor a JSON file with one"
+
+
+def _at(config: object, key: str) -> Any:  # noqa: ANN401  any JSON value
     node: Any = config
     for part in key.split("."):
         node = _mapping(node).get(part)
@@ -148,15 +170,6 @@ def _at(config: Config, key: str) -> Any:  # noqa: ANN401  any JSON value
 
 def _mapping(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
-
-
-def _whole_number(value: object) -> int | None:
-    """An integer of 1 or more, also from text; None for others, such as DeepSpeed's "auto"."""
-    try:
-        number = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        return None
-    return number if number >= 1 else None
 
 
 # -- rows in W&B -----------------------------------------------------------------------------------
@@ -357,6 +370,7 @@ class Masked:
 
 
 NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
+_NO_ACCUMULATION = "gradient accumulation is not known, so nor are the tokens of the step"
 
 # -- the monitor -----------------------------------------------------------------------------------
 
@@ -378,7 +392,10 @@ class TrainingMonitor(Guarded):
         """`model` is needed for MFU; `dtype` is that of products, where its weights do not tell.
 
         `peak_flops_per_s` is the dense peak of one device, where the table does not know it.
+        UsageError for a wrong option.
         """
+        if model is not None and (wrong := _wrong_model(model)):
+            raise UsageError(wrong)
         self.config: Mapping[str, Any] = config if config is not None else {}
         self.settings = MonitorSettings.of(
             config, flops_profile_freq=flops_profile_freq, world=world_size()
@@ -393,6 +410,7 @@ class TrainingMonitor(Guarded):
         self._training = Training(dtype=dtype, peak_flops_per_s=peak_flops_per_s)
         self._dtype = dtype
         self._peak: Amount | None = peak_flops_per_s
+        self._counted = ""  # how FLOPs were counted
         # Logged steps until their tokens are here: entry, mask, and whether W&B gets no row.
         self._waiting: deque[tuple[dict[str, Any], Masked | None, bool]] = deque()
         self._start_ns: int | None = None  # of the step under way, where it is known
@@ -403,6 +421,9 @@ class TrainingMonitor(Guarded):
         self._is_first = _rank() == 0
         self._rows = WandbRows(self.settings.wandb if self._is_first else {}, self.config)
         self.use_wandb = self._rows.is_open
+        if self._is_first and (unread := self.settings.unread):
+            known = self.settings.is_accumulation_known
+            warn_once(f"deepspeed: {unread}{'' if known else f'; {_NO_ACCUMULATION}'}")
         if self._is_first:
             batch, freq = self.settings.batch_size_from, self.settings.flops_profile_freq_from
             say(
@@ -414,7 +435,10 @@ class TrainingMonitor(Guarded):
     # -- what a loop calls ------------------------------------------------------------------------
 
     def set_model_ref(self, model: nn.Module) -> None:
-        """Set the model whose MFU is computed."""
+        """Set the model whose MFU is computed. What is no model is reported and not set."""
+        if wrong := _wrong_model(model):
+            warn_once(f"set_model_ref: {wrong}")
+            return
         self.model_ref = model
         if self._training.meter is not None:
             self._training.trains(model)
@@ -441,7 +465,14 @@ class TrainingMonitor(Guarded):
         """An optimizer step is over. It began at the end of the last call."""
         end_ns = time.monotonic_ns()
         self._begin()
-        masked = Masked.of(attention_mask, fetched=self._is_first)
+        if not step >= 0:
+            message = f"log_step: step is {step!r}, must be 0 or more: such steps are not logged"
+            warn_once(message, about="log_step")
+            self._next_step()
+            return
+        masked = None
+        if self.settings.is_accumulation_known:
+            masked = Masked.of(attention_mask, fetched=self._is_first)
         entry: dict[str, Any] = {
             "step": int(step),
             "epoch": int(epoch),
@@ -604,8 +635,11 @@ class TrainingMonitor(Guarded):
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
-            shown_mfu = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
-            say(f"🔍 步骤 {step}: 使用profiler计算MFU = {shown_mfu}\n")
+            if isinstance(mfu, Missing):
+                shown_mfu = f"- ({mfu.reason})"
+            else:
+                shown_mfu = f"{_marked_mfu(mfu)} (FLOPs {self._counted}; no profiler was run)"
+            say(f"🔍 步骤 {step}: MFU = {shown_mfu}\n")
         row: dict[str, Any] = {}
         if not skip_wandb and step % self.freq["training_log_freq"] == 0:
             row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
@@ -631,7 +665,9 @@ class TrainingMonitor(Guarded):
         if rows:
             figures["samples_per_second"] = rows / step_s
         if masked is None:
-            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), Missing(NO_MASK))}
+            known = self.settings.is_accumulation_known
+            absent = Missing(NO_MASK if known else f"{_NO_ACCUMULATION}: {self.settings.unread}")
+            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), absent)}
         real, squares = masked.sums()
         if not real:
             empty = Missing("the attention_mask masks every token")
@@ -644,7 +680,9 @@ class TrainingMonitor(Guarded):
         try:
             if self.model_ref is None:
                 raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
-            flops = tokens * knowledge(self.model_ref).token_flops(self.model_ref, length)
+            facts = knowledge(self.model_ref)
+            flops = tokens * facts.token_flops(self.model_ref, length)
+            self._counted = facts.counted
         except ErgmeterError as error:
             return {**figures, "mfu": Missing(str(error))}
         figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
@@ -702,24 +740,29 @@ def calculate_mfu_with_profiler(
     step_time: float,
     *,
     dtype: str | None = None,
+    peak_flops_per_s: float | None = None,
 ) -> float:
     """MFU of a training step of `batch_size` sequences on one device, in `step_time` seconds.
 
     nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong. `dtype` is
     what products are computed in (bf16, fp16, tf32, fp32, ...): that of the weights if not given;
     of fp32 weights it can't be seen, so bf16 as under autocast is assumed, with one warning.
+    `peak_flops_per_s` is the dense peak to divide by, where it is not to be the table's.
     """
-    if not math.isfinite(step_time) or step_time <= 0:
+    batch_size = _whole_number(batch_size, "batch_size")
+    seq_length = _whole_number(seq_length, "seq_length")
+    if not 0 < (_float(step_time) or 0) < math.inf:
         raise UsageError(f"step_time must be seconds above 0; got {step_time!r}")
-    if batch_size < 1 or seq_length < 1:
-        raise UsageError(
-            f"batch_size and seq_length must be 1 or more; got {batch_size!r} and {seq_length!r}"
-        )
+    Settings(peak_flops_per_s=peak_flops_per_s)  # which checks it
+    if wrong := _wrong_model(model):
+        return _unknown(f"no MFU: {wrong}")
     facts = knowledge(model)
     try:
         flops = batch_size * facts.sequence_flops(model, seq_length)
     except ErgmeterError as error:
         return _unknown(f"no MFU: {error}")
+    if peak_flops_per_s is not None:
+        return flops / step_time / peak_flops_per_s
     peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
     if dtype is None and facts.dtype is None and not math.isnan(peak):
         _warn_once(
@@ -751,13 +794,14 @@ class _ModelFacts:
         self._parameters = list(model.parameters())
         self._trained = self._now_trained()
         self._flops: dict[int, float] = {}
+        self.counted = ""  # how the FLOPs were counted, once they were
         dtypes = {parameter.dtype for parameter in self._parameters}
         self.dtype = next((_SHORT[dtype] for dtype in _SHORT if dtype in dtypes), None)
 
     def sequence_flops(self, model: nn.Module, seq_length: int) -> float:
         """FLOPs of a sequence, counted at the first call for a length."""
         if seq_length not in self._flops:
-            self._flops[seq_length] = _sequence_flops(model, seq_length)
+            self._flops[seq_length], self.counted = _sequence_flops(model, seq_length)
         return self._flops[seq_length]
 
     def token_flops(self, model: nn.Module, length: float) -> float:
@@ -793,11 +837,20 @@ def knowledge(model: nn.Module) -> _ModelFacts:
     return facts
 
 
-def _sequence_flops(model: nn.Module, seq_length: int) -> float:
+def _sequence_flops(model: nn.Module, seq_length: int) -> tuple[float, str]:
+    """The FLOPs, and how they were counted."""
     try:
-        return model_work(model, seq_length)[0].chosen.model_per_step
+        work, _ = model_work(model, seq_length)
     except ErgmeterError:  # no configuration, or a family that is not known: run it
-        return count(model, batch_size=1, seq_len=seq_length).needed.model
+        flops = count(model, batch_size=1, seq_len=seq_length).needed.model
+        return flops, "counted on tensors without memory"
+    return work.chosen.model_per_step, "of the model's configuration"
+
+
+def _wrong_model(model: object) -> str:
+    """Why this is no model; "" if it is."""
+    is_model = isinstance(model, torch.nn.Module)
+    return "" if is_model else f"model is {model!r:.80}, not a torch.nn.Module"
 
 
 def _unknown(why: str) -> float:
