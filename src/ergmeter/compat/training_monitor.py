@@ -44,7 +44,7 @@ from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_o
 from ergmeter.integrations.training import Training
 from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
-from ergmeter.records import BOUND_TOLERANCE, Missing
+from ergmeter.records import BOUND_TOLERANCE, Missing, or_missing
 from ergmeter.runlog.process_group import own_rank, world_size
 from ergmeter.runlog.settings import Settings
 
@@ -62,7 +62,9 @@ __all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops
 
 Config: TypeAlias = Mapping[str, Any]
 
+_NO_ACCUMULATION = "gradient accumulation is not known, so nor are the tokens of a step"
 _PROFILE_FREQ = 500
+_ARGUMENT = "the argument flops_profile_freq"
 _PROFILE_KEYS = (
     "monitoring.flops_profile_freq",
     "monitor.freq.flops_profile_freq",
@@ -84,7 +86,7 @@ class MonitorSettings:
     freq: Mapping[str, int]
     micro_steps: int  # forward passes a step: gradient accumulation
     unread: str  # why DeepSpeed's configuration could not be read, if it could not
-    is_accumulation_known: bool
+    no_tokens: str  # and why the tokens of a step are unknown for that
     batch_size: int | None  # sequences of a step, of all ranks
     batch_size_from: str
     seq_length: int | None
@@ -98,11 +100,8 @@ class MonitorSettings:
         if config is not None and not isinstance(config, Mapping):
             raise UsageError(f"config is {config!r}: it must be a mapping, such as a loaded YAML")
         deepspeed, unread = _deepspeed(_at(config, "deepspeed"))
-        config = {**_mapping(config), "deepspeed": deepspeed}
-        profile_freq, source = _number_at(config, *_PROFILE_KEYS)
-        if flops_profile_freq is not None:
-            source = "the argument"
-            profile_freq = _whole_number(flops_profile_freq, f"{source} flops_profile_freq")
+        config = {**_mapping(config), "deepspeed": deepspeed, _ARGUMENT: flops_profile_freq}
+        profile_freq, source = _number_at(config, _ARGUMENT, *_PROFILE_KEYS)
         accumulation, _ = _number_at(config, *_ACCUMULATION_KEYS)
         micro_steps = accumulation or 1
         micro, _ = _number_at(config, "deepspeed.train_micro_batch_size_per_gpu")
@@ -121,7 +120,7 @@ class MonitorSettings:
             },
             micro_steps=micro_steps,
             unread=unread,
-            is_accumulation_known=not unread or accumulation is not None,
+            no_tokens=f"{_NO_ACCUMULATION}: {unread}" if unread and accumulation is None else "",
             batch_size=batch,
             batch_size_from=batch_from or "not in the configuration",
             seq_length=_number_at(config, "model.max_sequence_length")[0],
@@ -205,21 +204,15 @@ class WandbRows(Guarded):
         for group in ("training/*", "perf/*", "eval/*"):
             self._run.define_metric(group, step_metric=_AXIS)
 
-    @property
-    def is_open(self) -> bool:
-        """True while rows are sent."""
-        return self._run is not None
-
     @guarded
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Add to the row of a step. None values are left out."""
         if self._run is None:
             return
-        present = {name: value for name, value in values.items() if value is not None}
-        if step is None:
-            self._run.log(present)
-        else:
-            self._run.log({**present, _AXIS: int(step)}, step=int(step))
+        row = {name: value for name, value in values.items() if value is not None}
+        if step is not None:
+            row[_AXIS] = step = int(step)
+        self._run.log(row, step=step)
 
     @guarded
     def finish(self) -> None:
@@ -279,8 +272,6 @@ class TrainingLog(Guarded):
     @guarded
     def save(self, total_s: float) -> None:
         """Rebuild the document: every step and epoch, and the elapsed time."""
-        if self._steps is None:
-            self._steps = self._opened()
         with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
             out.write('{\n"step_logs": [')
             with self.steps_path.open(encoding="utf-8") as lines:
@@ -370,7 +361,6 @@ class Masked:
 
 
 NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
-_NO_ACCUMULATION = "gradient accumulation is not known, so nor are the tokens of the step"
 
 # -- the monitor -----------------------------------------------------------------------------------
 
@@ -394,8 +384,8 @@ class TrainingMonitor(Guarded):
         `peak_flops_per_s` is the dense peak of one device, where the table does not know it.
         UsageError for a wrong option.
         """
-        if model is not None and (wrong := _wrong_model(model)):
-            raise UsageError(wrong)
+        if model is not None:
+            knowledge(model)  # which refuses what is no model
         self.config: Mapping[str, Any] = config if config is not None else {}
         self.settings = MonitorSettings.of(
             config, flops_profile_freq=flops_profile_freq, world=world_size()
@@ -420,10 +410,9 @@ class TrainingMonitor(Guarded):
         self._last_step: int | None = None
         self._is_first = _rank() == 0
         self._rows = WandbRows(self.settings.wandb if self._is_first else {}, self.config)
-        self.use_wandb = self._rows.is_open
+        self.use_wandb = self._rows._run is not None
         if self._is_first and (unread := self.settings.unread):
-            known = self.settings.is_accumulation_known
-            warn_once(f"deepspeed: {unread}{'' if known else f'; {_NO_ACCUMULATION}'}")
+            warn_once(f"deepspeed: {self.settings.no_tokens or unread}")
         if self._is_first:
             batch, freq = self.settings.batch_size_from, self.settings.flops_profile_freq_from
             say(
@@ -435,10 +424,7 @@ class TrainingMonitor(Guarded):
     # -- what a loop calls ------------------------------------------------------------------------
 
     def set_model_ref(self, model: nn.Module) -> None:
-        """Set the model whose MFU is computed. What is no model is reported and not set."""
-        if wrong := _wrong_model(model):
-            warn_once(f"set_model_ref: {wrong}")
-            return
+        """Set the model whose MFU is computed."""
         self.model_ref = model
         if self._training.meter is not None:
             self._training.trains(model)
@@ -470,9 +456,8 @@ class TrainingMonitor(Guarded):
             warn_once(message, about="log_step")
             self._next_step()
             return
-        masked = None
-        if self.settings.is_accumulation_known:
-            masked = Masked.of(attention_mask, fetched=self._is_first)
+        no_tokens = self.settings.no_tokens
+        masked = None if no_tokens else Masked.of(attention_mask, fetched=self._is_first)
         entry: dict[str, Any] = {
             "step": int(step),
             "epoch": int(epoch),
@@ -527,8 +512,7 @@ class TrainingMonitor(Guarded):
         else:
             self._holds_evaluation = True
         values: dict[str, Any] = {"eval/overall_loss": _float(eval_loss)}
-        if eval_accuracy is not None:
-            values["eval/overall_accuracy"] = _float(eval_accuracy)
+        values["eval/overall_accuracy"] = _float(eval_accuracy)
         for name, value in (additional_metrics or {}).items():
             values[name if name.startswith("eval/") else f"eval/{name}"] = value
         self._rows.log(values, step=step)
@@ -665,8 +649,7 @@ class TrainingMonitor(Guarded):
         if rows:
             figures["samples_per_second"] = rows / step_s
         if masked is None:
-            known = self.settings.is_accumulation_known
-            absent = Missing(NO_MASK if known else f"{_NO_ACCUMULATION}: {self.settings.unread}")
+            absent = Missing(self.settings.no_tokens or NO_MASK)
             return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), absent)}
         real, squares = masked.sums()
         if not real:
@@ -695,19 +678,14 @@ class TrainingMonitor(Guarded):
     def _peak_flops_per_s(self) -> Amount:
         """The peak of this rank's device, looked up once."""
         if self._peak is None:
-            try:
-                self._peak = self._lookup_peak()
-            except ErgmeterError as error:
-                self._peak = Missing(str(error))
+            self._peak = or_missing(self._lookup_peak)
         return self._peak
 
     def _lookup_peak(self) -> float:
-        if not torch.cuda.is_available():
-            raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
         dtype = self._dtype or (knowledge(self.model_ref).dtype if self.model_ref else None)
         if dtype is None:
             warn_once("weights in fp32: products are taken to be in bf16; pass dtype=")
-        return table_peak(torch.cuda.get_device_name(), dtype or "bf16").flops_per_s
+        return _peak_of(None, dtype or "bf16")
 
 
 def _rank() -> int:
@@ -754,17 +732,13 @@ def calculate_mfu_with_profiler(
     if not 0 < (_float(step_time) or 0) < math.inf:
         raise UsageError(f"step_time must be seconds above 0; got {step_time!r}")
     Settings(peak_flops_per_s=peak_flops_per_s)  # which checks it
-    if wrong := _wrong_model(model):
-        return _unknown(f"no MFU: {wrong}")
-    facts = knowledge(model)
     try:
+        facts = knowledge(model)
         flops = batch_size * facts.sequence_flops(model, seq_length)
     except ErgmeterError as error:
         return _unknown(f"no MFU: {error}")
-    if peak_flops_per_s is not None:
-        return flops / step_time / peak_flops_per_s
-    peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
-    if dtype is None and facts.dtype is None and not math.isnan(peak):
+    peak = peak_flops_per_s or get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
+    if dtype is None and facts.dtype is None and not (peak_flops_per_s or math.isnan(peak)):
         _warn_once(
             "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
         )
@@ -774,13 +748,17 @@ def calculate_mfu_with_profiler(
 def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") -> float:
     """Dense peak of a GPU in FLOP/s, by its driver's name; nan if unknown."""
     try:
-        if device is None or isinstance(device, int):
-            if not torch.cuda.is_available():
-                raise NotMeasurable("there is no CUDA device here whose peak could be looked up")
-            device = torch.cuda.get_device_name(device)
-        return table_peak(device, dtype).flops_per_s
+        return _peak_of(device, dtype)
     except ErgmeterError as error:
         return _unknown(str(error))
+
+
+def _peak_of(device: int | str | None, dtype: str) -> float:
+    if device is None or isinstance(device, int):
+        if not torch.cuda.is_available():
+            raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
+        device = torch.cuda.get_device_name(device)
+    return table_peak(device, dtype).flops_per_s
 
 
 class _ModelFacts:
@@ -831,6 +809,8 @@ class _ModelFacts:
 
 def knowledge(model: nn.Module) -> _ModelFacts:
     """The cached facts of a model: FLOPs by length, and the dtype of its weights."""
+    if not callable(getattr(model, "parameters", None)):
+        raise UsageError(f"model is {model!r:.80}, not a torch.nn.Module")
     facts = _facts_of_models.get(model)
     if facts is None or not facts.is_current():
         facts = _facts_of_models[model] = _ModelFacts(model)
@@ -845,12 +825,6 @@ def _sequence_flops(model: nn.Module, seq_length: int) -> tuple[float, str]:
         flops = count(model, batch_size=1, seq_len=seq_length).needed.model
         return flops, "counted on tensors without memory"
     return work.chosen.model_per_step, "of the model's configuration"
-
-
-def _wrong_model(model: object) -> str:
-    """Why this is no model; "" if it is."""
-    is_model = isinstance(model, torch.nn.Module)
-    return "" if is_model else f"model is {model!r:.80}, not a torch.nn.Module"
 
 
 def _unknown(why: str) -> float:

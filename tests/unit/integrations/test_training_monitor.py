@@ -220,13 +220,14 @@ def test_what_is_no_model_and_no_configuration_is_refused_or_reported(
         TrainingMonitor("out", {}, model="llama")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"config is 'config.yaml': it must be a mapping"):
         TrainingMonitor("out", "config.yaml")  # type: ignore[arg-type]
-    monitor = TrainingMonitor("out", {}, model=model)
-    for _ in range(2):
-        monitor.set_model_ref(None)  # type: ignore[arg-type]
-    assert monitor.model_ref is model
-    wrong = "ergmeter: set_model_ref: model is None, not a torch.nn.Module\n"
-    assert capsys.readouterr().err == wrong
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    monitor.set_model_ref("llama")  # type: ignore[arg-type]  # in the middle: it goes on
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
     monitor.finish_training()
+    assert monitor.step_logs[0]["tokens_per_second"] > 0
+    assert "MFU = - (model is 'llama', not a torch.nn.Module)" in capsys.readouterr().out
 
 
 def test_a_step_below_0_is_reported_once_and_not_logged(
@@ -423,7 +424,7 @@ def test_an_earlier_trainings_log_is_set_aside(model: Any, tmp_path: Path) -> No
             8, "monitor.freq.flops_profile_freq",
         ),
         ({"monitor": {"flops_profile_freq": 9}}, None, 9, "monitor.flops_profile_freq"),
-        ({"monitoring": {"flops_profile_freq": 7}}, 3, 3, "the argument"),
+        ({"monitoring": {"flops_profile_freq": 7}}, 3, 3, "the argument flops_profile_freq"),
         ({}, None, 500, "the default"),
         (None, None, 500, "the default"),
     ],
