@@ -11,7 +11,7 @@ what it could not measure. Here iterations go to a run on disk, and every metric
 from its first iteration (`metrics.live.totals`), absent where unknown. The history size limits
 memory only; no metric is computed from the history.
 
-Nothing here raises into a training. docs/migrating-from-efficientllm.md explains the calls and
+Nothing here raises into a training. docs/from-efficientllm.md explains the calls and
 where values differ from the original's.
 """
 
@@ -29,11 +29,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ergmeter.errors import UsageError
 from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_once
 from ergmeter.meter import Meter, active_meters
-from ergmeter.records import Missing, Step
+from ergmeter.records import Missing, Step, or_missing
+from ergmeter.runlog.process_group import world_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ergmeter.integrations.profiling import Profile
     from ergmeter.metrics.live.totals import Amount, RunningTotals, Totals
 
 # -- metrics from a run's totals -------------------------------------------------------------------
@@ -56,30 +58,43 @@ DOCUMENTED = (
     ("st_samples_per_param_per_sec", "ST (Samples/Param/Sec)", ".2e"),
     ("aec_watts", "AEC (Watts)", ".2f"),
 )
-# What AEC's name promises, after the documented.
-LINES = (*DOCUMENTED, ("energy_joules", "Energy (J)", ".1f"))
+# What the names of AEC and AL promise, after the documented. AL's parts, by the column of a profile
+# that has their share, overlap.
+PARTS = {"computation": "compute_s", "communication": "communication_s"}
+LINES = (
+    *(*DOCUMENTED, ("energy_joules", "Energy (J)", ".1f")),
+    *((f"al_{part}_seconds", f"AL {part} (Seconds)", ".4f") for part in PARTS),
+)
 IT = "it_tokens_per_sec"
 TAG = "efficientllm/"
 _BYTES_PER_GB = 1e9
 
 
-def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amount]:
-    """The metrics of a run so far, in the order of the block; Missing where `totals` is.
+def absent(reason: str) -> dict[str, Amount]:
+    """Every metric of the block, Missing for the same reason."""
+    return {name: Missing(reason) for name, _, _ in LINES}
 
-    `parameters` is what the caller declared to be the size of the model.
+
+def figures(
+    totals: Totals, parameters: int | None, computation_frac: Amount, communication_frac: Amount
+) -> dict[str, Amount]:
+    """The metrics of a run so far, in the order of the block.
+
+    `parameters` is what the caller declared to be the size of the model; the shares are of AL.
     """
-    if isinstance(totals, Missing):
-        return {name: totals for name, _, _ in LINES}
     size: Amount = float(parameters) if parameters else Missing(_NO_SIZE)
     per_parameter = size if isinstance(size, Missing) else size * totals.in_steps_s
+    al_s = totals.in_steps_s / totals.steps
     return {
         "amu_gb": _over(totals.memory_byte_s, totals.window_s * _BYTES_PER_GB),
         "pcu_ratio": _over(totals.busy_s, totals.window_s),
-        "al_seconds": totals.in_steps_s / totals.steps,
+        "al_seconds": al_s,
         "tt_tokens_per_param_per_sec": _over(_counted(totals.tokens, "tokens"), per_parameter),
         "st_samples_per_param_per_sec": _over(_counted(totals.samples, "samples"), per_parameter),
         "aec_watts": _over(totals.energy_j, totals.window_s),
         "energy_joules": totals.energy_j,
+        "al_computation_seconds": _over(computation_frac, 1 / al_s),
+        "al_communication_seconds": _over(communication_frac, 1 / al_s),
     }
 
 
@@ -87,7 +102,7 @@ _NO_SIZE = "the number of parameters was not given to initialize_efficientllm_me
 
 
 def block(head: str, loss: Amount, values: Figures) -> str:
-    """The console block, with energy as one line more than is documented."""
+    """The console block, with three lines more than are documented: energy, and AL's two parts."""
     lines = [f"[EfficientLLM Metrics] {head}:", f"  Loss: {_text(loss, '.6f')}"]
     lines += [f"  {label}: {_text(values[name], form)}" for name, label, form in LINES]
     return "\n".join(lines) + "\n"
@@ -122,6 +137,7 @@ def _over(amount: Amount, by: Amount) -> Amount:
 # warning here. An invalid number prints a warning too, and does not raise.
 
 ENABLED = "EFFICIENTLLM_METRICS_ENABLED"
+PROFILE_STEPS = "EFFICIENTLLM_PROFILE_STEPS"  # the original had none: for AL's two parts
 
 
 def collection_interval_s() -> float:
@@ -153,7 +169,7 @@ def _number(name: str, default: float) -> float:
         number = float(value) if value else default
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number > 0):
+    if not (math.isfinite(number) and (number > 0 or number == default)):
         warn_once(f"{name}={value} is no number above 0: taken as {default:g}")
         return default
     return number
@@ -171,7 +187,6 @@ __all__ = [
     "should_log_metrics",
 ]
 
-_DISABLED = Missing(f"disabled by {ENABLED}")
 # What blocks may cost a training: this share of its time, and a second to begin with. A loop that
 # logs more often than that is shown the figures of a moment ago again.
 _LOOK_FRAC = 0.01
@@ -203,12 +218,12 @@ class MetricsCollector(Guarded):
         self._meter: Meter | None = None
         self._is_own = False
         self._running: RunningTotals | None = None
+        self._profile: Profile | None = None
         self._start_ns: int | None = None
         self._last: Step | None = None  # held back: the loss of an iteration is logged after it
         self._index = 0
-        self._generated = 0.0
-        self._generating_s = 0.0
-        self._last_totals: Totals | Missing | None = None
+        self._generated = self._generating_s = 0.0
+        self._last_values: Figures = {}
         self._began_ns = time.monotonic_ns()
         self._looking_s = 0.0
 
@@ -223,6 +238,14 @@ class MetricsCollector(Guarded):
         others = active_meters.meters()
         self._is_own = not others
         self._meter = others[0] if others else self._own_meter()
+        if steps := int(_number(PROFILE_STEPS, 0)):
+            from ergmeter.integrations.profiling import Profile  # noqa: PLC0415  loads torch
+
+            self._profile = Profile(self._meter, steps=steps)
+            self._profile.reads_at_once = True
+            self._profile.start()
+        else:
+            self._meter.mark("no_profile_yet", f"no steps were profiled: set {PROFILE_STEPS}=3")
         self.reset()
 
     @guarded
@@ -231,6 +254,8 @@ class MetricsCollector(Guarded):
         if self._meter is None or self._running is None:
             return
         self._let_go()
+        if self._profile is not None:
+            self._profile.stop()
         if self._is_own:
             self._meter.close()
 
@@ -248,7 +273,7 @@ class MetricsCollector(Guarded):
         since_ns = time.monotonic_ns() if self._running is not None else 0
         if self._running is not None:
             self._meter.mark("figures_reset")
-        self._last_totals = None
+        self._last_values = {}
         self._running = RunningTotals(handover._writer.id, since_ns=since_ns)
 
     @property
@@ -286,6 +311,8 @@ class MetricsCollector(Guarded):
             samples=samples_processed,
         )
         self._index += 1
+        if self._profile is not None:
+            self._profile.step()  # which never raises
 
     def record_step_start(self) -> None:
         """The same as `record_iteration_start`."""
@@ -306,22 +333,25 @@ class MetricsCollector(Guarded):
         """Print the block, and pass the six scalars to a TensorBoard writer if given."""
         value = _loss_value(loss)
         self._let_go(None if isinstance(value, Missing) else value)
-        if self._last_totals is None or self._has_time_to_look:
-            self._last_totals = self._totals()
-        values = figures(self._last_totals, self.model_parameters)
-        say(block(f"Iteration {iteration}", value, values))
+        if not self._last_values or self._has_time_to_look:
+            self._last_values = self._now()
+        say(block(f"Iteration {iteration}", value, self._last_values))
         if writer is None:
             return
         try:
-            for tag, scalar in scalars(values).items():
+            for tag, scalar in scalars(self._last_values).items():
                 writer.add_scalar(tag, scalar, iteration)
         except Exception as error:  # noqa: BLE001  the user's writer
             warn_once(f"the TensorBoard writer refused: {reason_of(error)}")
 
     def calculate_it(self, tokens_generated: float, time_seconds: float) -> float:
-        """IT of one generation, in tokens/s; `get_all_metrics` has it over all of them. nan for no
-        time."""
-        if not time_seconds > 0:
+        """IT of one generation, in tokens/s; `get_all_metrics` has it over all of them.
+
+        nan for tokens below 0 or no time, which is reported once.
+        """
+        if not (time_seconds > 0 and tokens_generated >= 0):
+            wrong = f"{tokens_generated!r} tokens in {time_seconds!r} s"
+            warn_once(f"calculate_it: {wrong} is no generation and not counted", about="IT")
             return math.nan
         self._generated += tokens_generated
         self._generating_s += time_seconds
@@ -331,8 +361,7 @@ class MetricsCollector(Guarded):
 
     def get_all_metrics(self) -> dict[str, float]:
         """Every metric by its TensorBoard name, with IT and energy. nan: see `why_missing`."""
-        values = self._all()
-        return {n: math.nan if isinstance(v, Missing) else v for n, v in values.items()}
+        return {n: math.nan if isinstance(v, Missing) else v for n, v in self._all().items()}
 
     def why_missing(self) -> dict[str, str]:
         """The reasons for what is nan in `get_all_metrics`."""
@@ -342,15 +371,14 @@ class MetricsCollector(Guarded):
         it: Amount = Missing("nothing was generated: calculate_it was not called")
         if self._generating_s:
             it = self._generated / self._generating_s
-        return {**figures(self._totals(), self.model_parameters), IT: it}
+        return {**self._now(), IT: it}
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _own_meter(self) -> Meter:
         interval_s = min(_READ_EVERY_S, self.collection_interval)
         options = {"nvml": {"period_s": interval_s}} if interval_s < _READ_EVERY_S else {}
-        meter = Meter(parameters=self.model_parameters, probe_options=options)
-        return meter.start()
+        return Meter(parameters=self.model_parameters, probe_options=options).start()
 
     def _let_go(self, loss: float | None = None) -> None:
         last, self._last = self._last, None
@@ -363,14 +391,13 @@ class MetricsCollector(Guarded):
         elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
         return self._looking_s < _LOOK_S + _LOOK_FRAC * elapsed_s
 
-    def _totals(self) -> Totals | Missing:
-        """The totals of the run as it is on disk now."""
-        if not self.enabled:
-            return _DISABLED
-        if self.failed:
-            return Missing(self.failed)
+    def _now(self) -> dict[str, Amount]:
+        """The metrics of the run as it is on disk now."""
+        if not self.enabled or self.failed:
+            return absent(self.failed or f"disabled by {ENABLED}")
         if self._meter is None or self._running is None:
-            return Missing("no iteration has been recorded")
+            return absent("no iteration has been recorded")
+        from ergmeter.metrics.definitions.profile import share_of  # noqa: PLC0415  loads numpy
         from ergmeter.runlog.reader import Run  # noqa: PLC0415  loads numpy and pyarrow
 
         before_s = time.perf_counter()
@@ -378,9 +405,16 @@ class MetricsCollector(Guarded):
             self._let_go()
             if self._meter._handover is not None:
                 self._meter._handover.flush()
-            return self._running.totals(Run.open(self._meter.path), gpus=_own_gpus())
+            run = Run.open(self._meter.path)
+            gpus = _own_gpus() or {gpu.id for gpu in run.devices.values() if gpu.kind == "gpu"}
+            totals = self._running.totals(run, gpus=gpus)
+            alone = None
+            if world_size() == len(gpus) == 1 and not isinstance(totals.busy_s, Missing):
+                alone = totals.busy_s / totals.window_s, totals.in_steps_s / totals.window_s
+            shares = [or_missing(share_of, run, column, alone) for column in PARTS.values()]
+            return figures(totals, self.model_parameters, *shares)
         except Exception as error:  # noqa: BLE001  the user's loop asks; a disk may work next time
-            return Missing(reason_of(error))
+            return absent(reason_of(error))
         finally:
             self._looking_s += time.perf_counter() - before_s
 

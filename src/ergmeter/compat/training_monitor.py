@@ -11,8 +11,9 @@ The original ran a forward pass under torch.profiler: that counts a third of a t
 best, leaves the model in eval mode, and adds its time to the next step. It assumed an A100's peak
 for unknown GPUs and clamped MFU at 1. Here the model is not run: FLOPs are counted from its
 configuration or, without one, on tensors without memory. A step lasts from the end of one call to
-the start of the next. Unknown values are nan, with one warning, never 0. Nothing raises into the
-training. docs/migrating-from-training-monitor.md has the rest.
+the start of the next. Unknown values are nan, with one warning, never 0. A wrong option is refused
+when the monitor is made; after that nothing raises into the training.
+docs/from-training-monitor.md has the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -42,8 +44,9 @@ from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_o
 from ergmeter.integrations.training import Training
 from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
-from ergmeter.records import BOUND_TOLERANCE, Missing
+from ergmeter.records import BOUND_TOLERANCE, Missing, or_missing
 from ergmeter.runlog.process_group import own_rank, world_size
+from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,15 +58,20 @@ __all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops
 # -- settings --------------------------------------------------------------------------------------
 # The documented key, `monitoring.flops_profile_freq`, was never read by the original, which read
 # `monitor.freq`. Here every spelling is read, the nearest to the caller first. Without a batch size
-# in the configuration it is unknown, not 32.
+# in the configuration it is unknown, not 32. A value that is no whole number above 0 is refused.
 
 Config: TypeAlias = Mapping[str, Any]
 
+_NO_ACCUMULATION = "gradient accumulation is not known, so nor are the tokens of a step"
 _PROFILE_FREQ = 500
+_ARGUMENT = "the argument flops_profile_freq"
 _PROFILE_KEYS = (
     "monitoring.flops_profile_freq",
     "monitor.freq.flops_profile_freq",
     "monitor.flops_profile_freq",
+)
+_ACCUMULATION_KEYS = tuple(
+    f"{section}gradient_accumulation_steps" for section in ("deepspeed.", "training.", "")
 )
 # How often the original did what, in steps.
 _FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq": 200}
@@ -71,12 +79,14 @@ _FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq":
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
-    """The settings. None: the configuration does not say."""
+    """The settings. None: the configuration does not say. UsageError for a wrong value."""
 
     flops_profile_freq: int
     flops_profile_freq_from: str
     freq: Mapping[str, int]
     micro_steps: int  # forward passes a step: gradient accumulation
+    unread: str  # why DeepSpeed's configuration could not be read, if it could not
+    no_tokens: str  # and why the tokens of a step are unknown for that
     batch_size: int | None  # sequences of a step, of all ranks
     batch_size_from: str
     seq_length: int | None
@@ -87,59 +97,70 @@ class MonitorSettings:
         cls, config: Config | None, *, flops_profile_freq: int | None, world: int
     ) -> MonitorSettings:
         """Read a configuration. An argument overrides it."""
-        config = _mapping(config)
-        deepspeed = _deepspeed(config)
-        asked, source = _first_number(
-            (flops_profile_freq, "the argument"),
-            *((_at(config, key), key) for key in _PROFILE_KEYS),
-            (_PROFILE_FREQ, "the default"),
-        )
-        accumulation = "gradient_accumulation_steps"
-        micro_steps, _ = _first_number(
-            (deepspeed.get(accumulation), "deepspeed"),
-            (_at(config, f"training.{accumulation}"), "training"),
-            (config.get(accumulation), "root"),
-        )
-        micro_steps = micro_steps or 1
-        micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu")) or 0
-        batch, batch_from = _first_number(
-            (deepspeed.get("train_batch_size"), "deepspeed.train_batch_size"),
-            (micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"),
-            (config.get("train_batch_size"), "train_batch_size"),
-        )
+        if config is not None and not isinstance(config, Mapping):
+            raise UsageError(f"config is {config!r}: it must be a mapping, such as a loaded YAML")
+        deepspeed, unread = _deepspeed(_at(config, "deepspeed"))
+        config = {**_mapping(config), "deepspeed": deepspeed, _ARGUMENT: flops_profile_freq}
+        profile_freq, source = _number_at(config, _ARGUMENT, *_PROFILE_KEYS)
+        accumulation, _ = _number_at(config, *_ACCUMULATION_KEYS)
+        micro_steps = accumulation or 1
+        micro, _ = _number_at(config, "deepspeed.train_micro_batch_size_per_gpu")
+        batch, batch_from = _number_at(config, "deepspeed.train_batch_size")
+        if batch is None and micro is not None:
+            batch = micro * micro_steps * world
+            batch_from = f"deepspeed: {micro} x {micro_steps} x {world} ranks"
+        elif batch is None:
+            batch, batch_from = _number_at(config, "train_batch_size", otherwise=unread)
         return cls(
-            flops_profile_freq=asked or _PROFILE_FREQ,
-            flops_profile_freq_from=source,
+            flops_profile_freq=profile_freq or _PROFILE_FREQ,
+            flops_profile_freq_from=source or "the default",
             freq={
-                name: _whole_number(_at(config, f"monitor.freq.{name}")) or usual
+                name: _number_at(config, f"monitor.freq.{name}")[0] or usual
                 for name, usual in _FREQUENCIES.items()
             },
             micro_steps=micro_steps,
+            unread=unread,
+            no_tokens=f"{_NO_ACCUMULATION}: {unread}" if unread and accumulation is None else "",
             batch_size=batch,
-            batch_size_from=batch_from,
-            seq_length=_whole_number(_at(config, "model.max_sequence_length")),
+            batch_size_from=batch_from or "not in the configuration",
+            seq_length=_number_at(config, "model.max_sequence_length")[0],
             wandb=_mapping(config.get("wandb")),
         )
 
 
-def _first_number(*candidates: tuple[object, str]) -> tuple[int | None, str]:
-    """The first whole number of 1 or more, and where it is from."""
-    numbers = ((_whole_number(value), source) for value, source in candidates)
-    return next((pair for pair in numbers if pair[0]), (None, "not in the configuration"))
+def _number_at(config: Config, *keys: str, otherwise: str = "") -> tuple[int | None, str]:
+    """The number at the first of these keys that is set, and that key; else None."""
+    for key in keys:
+        if (value := _at(config, key)) is not None:
+            return _whole_number(value, key), key
+    return None, otherwise
 
 
-def _deepspeed(config: Config) -> Config:
-    """DeepSpeed's own configuration: inline, or from the file named here."""
-    section = config.get("deepspeed")
-    if isinstance(section, str | Path):
-        try:
-            section = json.loads(Path(section).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-    return _mapping(section)
+def _whole_number(value: Any, key: str) -> int:  # noqa: ANN401  any JSON value
+    """An integer of 1 or more, also from text. UsageError for anything else."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and float(value) == int(value) >= 1:
+            return int(value)
+    raise UsageError(f"{key} is {value!r}: it must be a whole number of 1 or more")
 
 
-def _at(config: Config, key: str) -> Any:  # noqa: ANN401  any JSON value
+def _deepspeed(section: object) -> tuple[Config, str]:
+    """DeepSpeed's own configuration, without what is "auto"; or why it can't be read.
+
+    It is inline, or in the file named here.
+    """
+    loaded = section
+    try:
+        if isinstance(section, str | Path):
+            loaded = json.loads(Path(section).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return {}, f"{section} can't be read: {reason_of(error)}"
+    if isinstance(loaded, Mapping):
+        return {key: value for key, value in loaded.items() if value != "auto"}, ""
+    return {}, "" if section is None else f"{section!r}: neither a mapping nor a JSON file with one"
+
+
+def _at(config: object, key: str) -> Any:  # noqa: ANN401  any JSON value
     node: Any = config
     for part in key.split("."):
         node = _mapping(node).get(part)
@@ -148,15 +169,6 @@ def _at(config: Config, key: str) -> Any:  # noqa: ANN401  any JSON value
 
 def _mapping(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
-
-
-def _whole_number(value: object) -> int | None:
-    """An integer of 1 or more, also from text; None for others, such as DeepSpeed's "auto"."""
-    try:
-        number = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        return None
-    return number if number >= 1 else None
 
 
 # -- rows in W&B -----------------------------------------------------------------------------------
@@ -192,21 +204,15 @@ class WandbRows(Guarded):
         for group in ("training/*", "perf/*", "eval/*"):
             self._run.define_metric(group, step_metric=_AXIS)
 
-    @property
-    def is_open(self) -> bool:
-        """True while rows are sent."""
-        return self._run is not None
-
     @guarded
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Add to the row of a step. None values are left out."""
         if self._run is None:
             return
-        present = {name: value for name, value in values.items() if value is not None}
-        if step is None:
-            self._run.log(present)
-        else:
-            self._run.log({**present, _AXIS: int(step)}, step=int(step))
+        row = {name: value for name, value in values.items() if value is not None}
+        if step is not None:
+            row[_AXIS] = step = int(step)
+        self._run.log(row, step=step)
 
     @guarded
     def finish(self) -> None:
@@ -266,8 +272,6 @@ class TrainingLog(Guarded):
     @guarded
     def save(self, total_s: float) -> None:
         """Rebuild the document: every step and epoch, and the elapsed time."""
-        if self._steps is None:
-            self._steps = self._opened()
         with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
             out.write('{\n"step_logs": [')
             with self.steps_path.open(encoding="utf-8") as lines:
@@ -378,7 +382,10 @@ class TrainingMonitor(Guarded):
         """`model` is needed for MFU; `dtype` is that of products, where its weights do not tell.
 
         `peak_flops_per_s` is the dense peak of one device, where the table does not know it.
+        UsageError for a wrong option.
         """
+        if model is not None:
+            knowledge(model)  # which refuses what is no model
         self.config: Mapping[str, Any] = config if config is not None else {}
         self.settings = MonitorSettings.of(
             config, flops_profile_freq=flops_profile_freq, world=world_size()
@@ -393,6 +400,7 @@ class TrainingMonitor(Guarded):
         self._training = Training(dtype=dtype, peak_flops_per_s=peak_flops_per_s)
         self._dtype = dtype
         self._peak: Amount | None = peak_flops_per_s
+        self._counted = ""  # how FLOPs were counted
         # Logged steps until their tokens are here: entry, mask, and whether W&B gets no row.
         self._waiting: deque[tuple[dict[str, Any], Masked | None, bool]] = deque()
         self._start_ns: int | None = None  # of the step under way, where it is known
@@ -402,7 +410,9 @@ class TrainingMonitor(Guarded):
         self._last_step: int | None = None
         self._is_first = _rank() == 0
         self._rows = WandbRows(self.settings.wandb if self._is_first else {}, self.config)
-        self.use_wandb = self._rows.is_open
+        self.use_wandb = self._rows._run is not None
+        if self._is_first and (unread := self.settings.unread):
+            warn_once(f"deepspeed: {self.settings.no_tokens or unread}")
         if self._is_first:
             batch, freq = self.settings.batch_size_from, self.settings.flops_profile_freq_from
             say(
@@ -441,7 +451,13 @@ class TrainingMonitor(Guarded):
         """An optimizer step is over. It began at the end of the last call."""
         end_ns = time.monotonic_ns()
         self._begin()
-        masked = Masked.of(attention_mask, fetched=self._is_first)
+        if not step >= 0:
+            message = f"log_step: step is {step!r}, must be 0 or more: such steps are not logged"
+            warn_once(message, about="log_step")
+            self._next_step()
+            return
+        no_tokens = self.settings.no_tokens
+        masked = None if no_tokens else Masked.of(attention_mask, fetched=self._is_first)
         entry: dict[str, Any] = {
             "step": int(step),
             "epoch": int(epoch),
@@ -496,8 +512,7 @@ class TrainingMonitor(Guarded):
         else:
             self._holds_evaluation = True
         values: dict[str, Any] = {"eval/overall_loss": _float(eval_loss)}
-        if eval_accuracy is not None:
-            values["eval/overall_accuracy"] = _float(eval_accuracy)
+        values["eval/overall_accuracy"] = _float(eval_accuracy)
         for name, value in (additional_metrics or {}).items():
             values[name if name.startswith("eval/") else f"eval/{name}"] = value
         self._rows.log(values, step=step)
@@ -604,8 +619,11 @@ class TrainingMonitor(Guarded):
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
-            shown_mfu = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
-            say(f"🔍 步骤 {step}: 使用profiler计算MFU = {shown_mfu}\n")
+            if isinstance(mfu, Missing):
+                shown_mfu = f"- ({mfu.reason})"
+            else:
+                shown_mfu = f"{_marked_mfu(mfu)} (FLOPs {self._counted}; no profiler was run)"
+            say(f"🔍 步骤 {step}: MFU = {shown_mfu}\n")
         row: dict[str, Any] = {}
         if not skip_wandb and step % self.freq["training_log_freq"] == 0:
             row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
@@ -631,7 +649,8 @@ class TrainingMonitor(Guarded):
         if rows:
             figures["samples_per_second"] = rows / step_s
         if masked is None:
-            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), Missing(NO_MASK))}
+            absent = Missing(self.settings.no_tokens or NO_MASK)
+            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), absent)}
         real, squares = masked.sums()
         if not real:
             empty = Missing("the attention_mask masks every token")
@@ -644,7 +663,9 @@ class TrainingMonitor(Guarded):
         try:
             if self.model_ref is None:
                 raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
-            flops = tokens * knowledge(self.model_ref).token_flops(self.model_ref, length)
+            facts = knowledge(self.model_ref)
+            flops = tokens * facts.token_flops(self.model_ref, length)
+            self._counted = facts.counted
         except ErgmeterError as error:
             return {**figures, "mfu": Missing(str(error))}
         figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
@@ -657,19 +678,14 @@ class TrainingMonitor(Guarded):
     def _peak_flops_per_s(self) -> Amount:
         """The peak of this rank's device, looked up once."""
         if self._peak is None:
-            try:
-                self._peak = self._lookup_peak()
-            except ErgmeterError as error:
-                self._peak = Missing(str(error))
+            self._peak = or_missing(self._lookup_peak)
         return self._peak
 
     def _lookup_peak(self) -> float:
-        if not torch.cuda.is_available():
-            raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
         dtype = self._dtype or (knowledge(self.model_ref).dtype if self.model_ref else None)
         if dtype is None:
             warn_once("weights in fp32: products are taken to be in bf16; pass dtype=")
-        return table_peak(torch.cuda.get_device_name(), dtype or "bf16").flops_per_s
+        return _peak_of(None, dtype or "bf16")
 
 
 def _rank() -> int:
@@ -702,26 +718,27 @@ def calculate_mfu_with_profiler(
     step_time: float,
     *,
     dtype: str | None = None,
+    peak_flops_per_s: float | None = None,
 ) -> float:
     """MFU of a training step of `batch_size` sequences on one device, in `step_time` seconds.
 
     nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong. `dtype` is
     what products are computed in (bf16, fp16, tf32, fp32, ...): that of the weights if not given;
     of fp32 weights it can't be seen, so bf16 as under autocast is assumed, with one warning.
+    `peak_flops_per_s` is the dense peak to divide by, where it is not to be the table's.
     """
-    if not math.isfinite(step_time) or step_time <= 0:
+    batch_size = _whole_number(batch_size, "batch_size")
+    seq_length = _whole_number(seq_length, "seq_length")
+    if not 0 < (_float(step_time) or 0) < math.inf:
         raise UsageError(f"step_time must be seconds above 0; got {step_time!r}")
-    if batch_size < 1 or seq_length < 1:
-        raise UsageError(
-            f"batch_size and seq_length must be 1 or more; got {batch_size!r} and {seq_length!r}"
-        )
-    facts = knowledge(model)
+    Settings(peak_flops_per_s=peak_flops_per_s)  # which checks it
     try:
+        facts = knowledge(model)
         flops = batch_size * facts.sequence_flops(model, seq_length)
     except ErgmeterError as error:
         return _unknown(f"no MFU: {error}")
-    peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
-    if dtype is None and facts.dtype is None and not math.isnan(peak):
+    peak = peak_flops_per_s or get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
+    if dtype is None and facts.dtype is None and not (peak_flops_per_s or math.isnan(peak)):
         _warn_once(
             "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
         )
@@ -731,13 +748,17 @@ def calculate_mfu_with_profiler(
 def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") -> float:
     """Dense peak of a GPU in FLOP/s, by its driver's name; nan if unknown."""
     try:
-        if device is None or isinstance(device, int):
-            if not torch.cuda.is_available():
-                raise NotMeasurable("there is no CUDA device here whose peak could be looked up")
-            device = torch.cuda.get_device_name(device)
-        return table_peak(device, dtype).flops_per_s
+        return _peak_of(device, dtype)
     except ErgmeterError as error:
         return _unknown(str(error))
+
+
+def _peak_of(device: int | str | None, dtype: str) -> float:
+    if device is None or isinstance(device, int):
+        if not torch.cuda.is_available():
+            raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
+        device = torch.cuda.get_device_name(device)
+    return table_peak(device, dtype).flops_per_s
 
 
 class _ModelFacts:
@@ -751,13 +772,14 @@ class _ModelFacts:
         self._parameters = list(model.parameters())
         self._trained = self._now_trained()
         self._flops: dict[int, float] = {}
+        self.counted = ""  # how the FLOPs were counted, once they were
         dtypes = {parameter.dtype for parameter in self._parameters}
         self.dtype = next((_SHORT[dtype] for dtype in _SHORT if dtype in dtypes), None)
 
     def sequence_flops(self, model: nn.Module, seq_length: int) -> float:
         """FLOPs of a sequence, counted at the first call for a length."""
         if seq_length not in self._flops:
-            self._flops[seq_length] = _sequence_flops(model, seq_length)
+            self._flops[seq_length], self.counted = _sequence_flops(model, seq_length)
         return self._flops[seq_length]
 
     def token_flops(self, model: nn.Module, length: float) -> float:
@@ -787,17 +809,22 @@ class _ModelFacts:
 
 def knowledge(model: nn.Module) -> _ModelFacts:
     """The cached facts of a model: FLOPs by length, and the dtype of its weights."""
+    if not callable(getattr(model, "parameters", None)):
+        raise UsageError(f"model is {model!r:.80}, not a torch.nn.Module")
     facts = _facts_of_models.get(model)
     if facts is None or not facts.is_current():
         facts = _facts_of_models[model] = _ModelFacts(model)
     return facts
 
 
-def _sequence_flops(model: nn.Module, seq_length: int) -> float:
+def _sequence_flops(model: nn.Module, seq_length: int) -> tuple[float, str]:
+    """The FLOPs, and how they were counted."""
     try:
-        return model_work(model, seq_length)[0].chosen.model_per_step
+        work, _ = model_work(model, seq_length)
     except ErgmeterError:  # no configuration, or a family that is not known: run it
-        return count(model, batch_size=1, seq_len=seq_length).needed.model
+        flops = count(model, batch_size=1, seq_len=seq_length).needed.model
+        return flops, "counted on tensors without memory"
+    return work.chosen.model_per_step, "of the model's configuration"
 
 
 def _unknown(why: str) -> float:

@@ -107,10 +107,10 @@ def reason_of(error: Exception) -> str:
     return " ".join(message.split())[:500]
 
 
-def warn_once(message: str) -> None:
-    """Print one line on stderr, the first time."""
-    if message not in _warned:
-        _warned.add(message)
+def warn_once(message: str, *, about: str = "") -> None:
+    """Print one line on stderr, the first time; once for all messages about the same."""
+    if (about or message) not in _warned:
+        _warned.add(about or message)
         sys.stderr.write(f"ergmeter: {message}\n")
 
 

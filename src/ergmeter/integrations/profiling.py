@@ -49,6 +49,8 @@ _COUNTED_AS = "ProfilerStep"
 class Profile(Guarded):
     """Profiles `steps` steps after the first `after`; call `step` at the end of each step."""
 
+    reads_at_once = False  # the trace, right after the last profiled step
+
     def __init__(self, meter: Meter, *, steps: int, after: int = AFTER) -> None:
         if steps < 1 or after < 0:
             raise UsageError(f"a profile of {steps} steps after {after}: 1 or more after 0 or more")
@@ -76,6 +78,7 @@ class Profile(Guarded):
         """Prepare, before the first step."""
         began_ns = time.monotonic_ns()
         self._is_on = True
+        self._meter.mark("no_profile_yet", f"steps are profiled after the first {self._first}")
         # The profiler loads all of it when it is made ready, 1 to 3 s in the midst of a training.
         with suppress(ImportError, RuntimeError, OSError):
             importlib.import_module("torch._inductor.config")
@@ -122,6 +125,8 @@ class Profile(Guarded):
         if path is None:
             return
         trace = split(events_of(path.read_text(encoding="utf-8", errors="replace")))
+        if self.reads_at_once:
+            self._held_ns += time.monotonic_ns() - self._end_ns
         mark = trace.mark(
             self._end_ns,
             lasted_s=(self._end_ns - self._start_ns) / NS_PER_S,
@@ -165,6 +170,8 @@ class Profile(Guarded):
         message = (
             f"profile/{path.name} is read when the training ends; until then: erg import {path}"
         )
+        if self.reads_at_once:
+            self.read()
         self._meter.mark("profile_unread", message)
 
     def is_over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ergmeter.compat import efficientllm
 from ergmeter.compat.efficientllm import (
@@ -21,10 +23,12 @@ from ergmeter.compat.efficientllm import (
     should_log_metrics,
 )
 from ergmeter.errors import UsageError
+from ergmeter.importers.torch_trace import TraceTimes
 from ergmeter.integrations import guard
 from ergmeter.meter import Meter
+from ergmeter.metrics.live.totals import Totals
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Reading
+from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.runs import ALL_STEPS
 
@@ -34,7 +38,10 @@ PARAMETERS = 1_000_000
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in ("METRICS_ENABLED", "COLLECTION_INTERVAL", "HISTORY_SIZE", "LOG_INTERVAL"):
+    for name in (
+        *("METRICS_ENABLED", "COLLECTION_INTERVAL", "HISTORY_SIZE", "LOG_INTERVAL"),
+        "PROFILE_STEPS",
+    ):
         monkeypatch.delenv(f"EFFICIENTLLM_{name}", raising=False)
     monkeypatch.setattr(efficientllm, "_collector", None)
     monkeypatch.setattr(guard, "_warned", set())
@@ -129,6 +136,7 @@ def test_the_block_is_as_documented_and_absent_is_said_not_zero(
     assert lines[1] == "  Loss: 3.245678"
     labels = ["AMU (GB)", "PCU (Ratio)", "AL (Seconds)", "TT (Tokens/Param/Sec)"]
     labels += ["ST (Samples/Param/Sec)", "AEC (Watts)", "Energy (J)"]
+    labels += ["AL computation (Seconds)", "AL communication (Seconds)"]
     assert [line.split(":")[0].strip() for line in lines[2:]] == labels
     assert lines[4] == f"  AL (Seconds): {figures['al_seconds']:.4f}"
     assert lines[5] == f"  TT (Tokens/Param/Sec): {figures['tt_tokens_per_param_per_sec']:.2e}"
@@ -277,6 +285,151 @@ def test_it_is_tokens_over_time_of_all_generations() -> None:
     assert collector.calculate_it(500, 2.0) == 250
     assert collector.get_all_metrics()["it_tokens_per_sec"] == 150
     assert math.isnan(collector.calculate_it(5, 0.0))
+
+
+def test_a_generation_of_tokens_below_0_is_refused_once_and_not_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collector = get_metrics_collector()
+    assert collector.calculate_it(100, 2.0) == 50
+    assert math.isnan(collector.calculate_it(-10, 1))
+    assert math.isnan(collector.calculate_it(-20, 1))
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "-10 tokens in 1 s is no generation" in error
+    assert collector.get_all_metrics()["it_tokens_per_sec"] == 50
+
+
+def parts(collector: MetricsCollector) -> list[float]:
+    """AL and its two parts."""
+    names = ("al_seconds", "al_computation_seconds", "al_communication_seconds")
+    return [collector.get_all_metrics()[name] for name in names]
+
+
+def test_without_a_profile_als_parts_are_absent_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collector = initialize_efficientllm_metrics(PARAMETERS)
+    Timed(collector).iterate(0.001, 1, 1)
+    if math.isnan(collector.get_all_metrics()["pcu_ratio"]):  # a machine without a GPU
+        assert [math.isnan(part) for part in parts(collector)] == [False, True, True]
+        collector.log_metrics(1, 1.0)
+        reason = "- (no steps were profiled: set EFFICIENTLLM_PROFILE_STEPS=3)"
+        assert f"  AL computation (Seconds): {reason}" in capsys.readouterr().out
+
+
+def test_als_parts_are_the_shares_that_a_profile_in_the_run_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collector = initialize_efficientllm_metrics(PARAMETERS)
+    Timed(collector).iterate(0.01, 100, 4)
+    assert collector._meter is not None
+    for computing_s, communicating_s in ((0.6, 0.3), (0.8, 0.1)):  # of two ranks
+        shares = TraceTimes(3, "gpu", 1.0, computing_s, communicating_s, 0.05, 0.0, 0.0, 0.05)
+        collector._meter.record(shares.mark(time.monotonic_ns()))
+    latency_s, computation_s, communication_s = parts(collector)
+    assert computation_s == pytest.approx(0.7 * latency_s)
+    assert communication_s == pytest.approx(0.2 * latency_s)
+    capsys.readouterr()
+    collector.log_metrics(1, 1.0)
+    *_, computation, communication = capsys.readouterr().out.splitlines()
+    assert computation == f"  AL computation (Seconds): {computation_s:.4f}"
+    assert communication == f"  AL communication (Seconds): {communication_s:.4f}"
+
+
+def test_profiled_iterations_give_als_parts_in_the_next_block_and_in_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EFFICIENTLLM_PROFILE_STEPS", "2")
+    collector = initialize_efficientllm_metrics(PARAMETERS)
+    weight = torch.randn(200, 200)
+
+    def iterate(times: int) -> None:
+        for _ in range(times):
+            collector.record_iteration_start()
+            for _ in range(20):
+                weight @ weight
+            collector.record_iteration_end(10, 1)
+
+    iterate(3)
+    waiting = "steps are profiled after the first 11"
+    assert collector.why_missing()["al_computation_seconds"] == waiting
+    iterate(12)
+    latency_s, computation_s, communication_s = parts(collector)
+    assert 0 < computation_s <= latency_s
+    assert communication_s == 0
+    iterate(10)
+    finalize_efficientllm_metrics()
+    assert collector.run_path is not None
+    run = collector.run_path
+    share = computation_s / latency_s
+    assert value(run, "profile.computation_s") == pytest.approx(
+        share * value(run, "time.in_step_s"), rel=1e-6
+    )
+    # The window begins after the trace was read: its note has for how long all of it took.
+    marks = {mark.name: mark for mark in Run.open(run).marks}
+    warmup_ns = marks["profile_unread"].t_ns
+    profile = json.loads(marks["profiled"].detail)
+    assert profile["held_s"] * 1e9 >= warmup_ns - marks["profiled"].t_ns - 1e6
+    starts = Run.open(run).steps()["start_ns"]
+    assert (starts[13] >= warmup_ns).all()
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "often"])
+def test_a_number_of_profiled_steps_that_is_none_profiles_nothing(
+    asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFFICIENTLLM_PROFILE_STEPS", asked)
+    collector = initialize_efficientllm_metrics(PARAMETERS)
+    Timed(collector).iterate(0.001, 1, 1)
+    assert collector._profile is None
+    assert collector.get_all_metrics()["al_seconds"] > 0
+    warning = f"EFFICIENTLLM_PROFILE_STEPS={asked} is no number above 0"
+    assert (warning in capsys.readouterr().err) == (asked != "0")
+
+
+def totals(**amounts: Any) -> Totals:
+    """A run of 100 iterations of 0.1 s in a window of 10.2 s, on a GPU that is busy for 8.16 s."""
+    known = {"tokens": 1000.0, "samples": 10.0, "energy_j": 1.0, "memory_byte_s": 1.0}
+    return Totals(**{
+        "start_ns": 0, "end_ns": 10_200_000_000, "steps": 100, "in_steps_s": 10.0,
+        **known, "busy_s": 8.16, **amounts,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("world", "gpus", "amounts", "expected"),
+    [
+        (1, 1, {}, (0.08, 0.0)),  # PCU is 0.8: 80 ms of the 100 ms of an iteration
+        (1, 2, {}, None),  # one process with two GPUs copies between them
+        (2, 1, {}, None),  # the kernels of collectives are kernels too
+        (
+            1,
+            1,
+            {"in_steps_s": 5.0},
+            None,
+        ),  # half of the time is evaluation, with kernels of its own
+        (1, 1, {"busy_s": Missing("no accelerator")}, None),
+    ],
+)
+def test_one_rank_on_one_gpu_needs_no_profile(
+    world: int,
+    gpus: int,
+    amounts: dict[str, Any],
+    expected: tuple[float, float] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collector = initialize_efficientllm_metrics(PARAMETERS)
+    Timed(collector).iterate(0.001, 1, 1)
+    monkeypatch.setattr(efficientllm, "world_size", lambda: world)
+    monkeypatch.setattr(efficientllm, "_own_gpus", lambda: {f"GPU-{n}" for n in range(gpus)})
+    monkeypatch.setattr(collector._running, "totals", lambda *_, **__: totals(**amounts))
+    _, *shares = parts(collector)
+    assert (
+        all(map(math.isnan, shares))
+        if expected is None
+        else (shares == pytest.approx(list(expected)))
+    )
 
 
 def test_mcr_is_the_papers() -> None:

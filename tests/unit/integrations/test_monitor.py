@@ -48,6 +48,32 @@ def test_it_is_the_training_step_against_the_devices_own_peak(model: Any) -> Non
     assert found == pytest.approx(flops / 0.001 / 989.5e12)
 
 
+def test_the_documented_call_with_a_peak_of_ones_own(model: Any) -> None:
+    """Its own example: 4 sequences of 512 tokens in 0.1 s; the table is not asked for a peak."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mfu = calculate_mfu_with_profiler(
+            model, batch_size=4, seq_length=512, step_time=0.1, peak_flops_per_s=1e12
+        )
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160) + 64 * 256
+    pairs = 512 * 513 // 2
+    by_hand = 4 * (6 * weights * 512 + 12 * 2 * 64 * pairs)
+    assert mfu == pytest.approx(by_hand / 0.1 / 1e12, rel=1e-9)
+    assert f"MFU: {mfu:.4f}" == "MFU: 0.0207"
+    for wrong in (0, -1, "fast", math.nan):
+        with pytest.raises(UsageError, match="peak_flops_per_s must be a number"):
+            calculate_mfu_with_profiler(model, 4, 512, 0.1, peak_flops_per_s=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("h100")
+def test_a_model_of_none_is_nan_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "_warned", set())
+    no_model: Any = None
+    with pytest.warns(UserWarning, match="model is None, not a torch.nn.Module") as warned:
+        assert math.isnan(calculate_mfu_with_profiler(no_model, 4, 32, 0.1))
+    assert len(warned) == 1
+
+
 @pytest.mark.usefixtures("h100")
 def test_nothing_is_clamped(model: Any) -> None:
     assert calculate_mfu_with_profiler(model, 4, 32, 1e-12) > 1
@@ -137,7 +163,13 @@ def test_without_a_gpu_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None
         assert math.isnan(get_gpu_peak_flops())
 
 
-@pytest.mark.parametrize("bad", [(0, 8, 1.0), (1, 0, 1.0), (1, 8, 0.0), (1, 8, math.nan)])
-def test_nonsense_is_refused(model: Any, bad: tuple[int, int, float]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *((0, 8, 1.0), (1, 0, 1.0), (1, 8, 0.0), (1, 8, math.nan), (1, 8, "x"), (1, 8, None)),
+        *(("x", 8, 1.0), (1.5, 8, 1.0), (1, True, 1.0)),
+    ],
+)
+def test_nonsense_is_refused(model: Any, bad: tuple[Any, Any, Any]) -> None:
     with pytest.raises(UsageError):
         calculate_mfu_with_profiler(model, *bad)

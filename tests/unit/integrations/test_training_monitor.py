@@ -21,6 +21,7 @@ from ergmeter.compat.training_monitor import (
     calculate_mfu_with_profiler,
     knowledge,
 )
+from ergmeter.errors import UsageError
 from ergmeter.integrations import guard
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
@@ -135,7 +136,117 @@ def test_profiled_steps_are_printed_and_the_others_are_not(
         monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8, 8))
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("🔍")]
     mfus = [one["mfu"] for one in monitor.step_logs]
-    assert said == [f"🔍 步骤 {n}: 使用profiler计算MFU = {mfus[n]:.4f}" for n in (0, 3, 6)]
+    how = "FLOPs of the model's configuration; no profiler was run"
+    assert said == [f"🔍 步骤 {n}: MFU = {mfus[n]:.4f} ({how})" for n in (0, 3, 6)]
+
+
+def test_a_model_without_a_configuration_is_printed_as_counted_on_its_shapes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(100, 32)
+            self.output = torch.nn.Linear(32, 100, bias=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.output(self.embedding(input_ids))
+            return logits
+
+    monitor = TrainingMonitor(
+        "out", {}, flops_profile_freq=1, model=Words(), peak_flops_per_s=1e12, dtype="bf16"
+    )
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.finish_training()
+    entry = monitor.step_logs[0]
+    assert entry["mfu"] * entry["step_time"] * 1e12 == pytest.approx(6 * 8 * 32 * 100)
+    expected = "(FLOPs counted on tensors without memory; no profiler was run)"
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("freq", "times"), [(1, 1000), (10, 100), (50, 20), (100, 10), (500, 2)])
+def test_as_many_lines_as_the_documents_table_has_computations(
+    freq: int, times: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table: how often MFU is computed in 1000 steps, by flops_profile_freq."""
+    config: dict[str, Any] = {"monitoring": {"flops_profile_freq": 500}}
+    monitor = TrainingMonitor(output_dir="./outputs", config=config, flops_profile_freq=freq)
+    for step in range(1000):
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4)
+    monitor.finish_training()
+    assert capsys.readouterr().out.count("🔍 步骤 ") == times
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "message"),
+    [
+        ({}, 0, "the argument flops_profile_freq is 0"),
+        ({}, -1, "the argument flops_profile_freq is -1"),
+        ({}, "abc", "the argument flops_profile_freq is 'abc'"),
+        ({}, 2.5, "the argument flops_profile_freq is 2.5"),
+        ({}, True, "the argument flops_profile_freq is True"),
+        ({"monitoring": {"flops_profile_freq": 0}}, None, "monitoring.flops_profile_freq is 0"),
+        (
+            {"monitor": {"freq": {"flops_profile_freq": "often"}}}, None,
+            "monitor.freq.flops_profile_freq is 'often'",
+        ),
+        (
+            {"monitor": {"freq": {"training_log_freq": 0}}}, None,
+            "monitor.freq.training_log_freq is 0",
+        ),
+        ({"deepspeed": {"train_batch_size": -8}}, None, "deepspeed.train_batch_size is -8"),
+        (
+            {"training": {"gradient_accumulation_steps": 0}}, None,
+            "training.gradient_accumulation_steps is 0",
+        ),
+        ({"model": {"max_sequence_length": "long"}}, None, "model.max_sequence_length is 'long'"),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_none_is_refused_when_the_monitor_is_made(
+    config: Any, given: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        TrainingMonitor("out", config, flops_profile_freq=given)
+    assert str(refused.value) == f"{message}: it must be a whole number of 1 or more"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_model_and_no_configuration_is_refused_or_reported(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"model is .llama., not a torch\.nn\.Module"):
+        TrainingMonitor("out", {}, model="llama")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"config is 'config.yaml': it must be a mapping"):
+        TrainingMonitor("out", "config.yaml")  # type: ignore[arg-type]
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    monitor.set_model_ref("llama")  # type: ignore[arg-type]  # in the middle: it goes on
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.finish_training()
+    assert monitor.step_logs[0]["tokens_per_second"] > 0
+    assert "MFU = - (model is 'llama', not a torch.nn.Module)" in capsys.readouterr().out
+
+
+def test_a_step_below_0_is_reported_once_and_not_logged(
+    monitor: TrainingMonitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor.start_training()
+    time.sleep(0.05)
+    monitor.log_step(-3, 0, 2.0, 1.0, 1e-4, mask(8))
+    refused_s = time.perf_counter()
+    monitor.log_step(-2, 0, 2.0, 1.0, 1e-4, mask(8))
+    time.sleep(0.01)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    lasted_s = time.perf_counter() - refused_s
+    error = capsys.readouterr().err
+    line = "ergmeter: log_step: step is -3, must be 0 or more: such steps are not logged\n"
+    assert error == line
+    [entry] = monitor.step_logs
+    assert entry["step"] == 1
+    assert 0.01 <= entry["step_time"] <= lasted_s  # since the refused one
 
 
 def test_without_a_mask_or_a_model_mfu_is_absent_and_says_why(
@@ -313,7 +424,7 @@ def test_an_earlier_trainings_log_is_set_aside(model: Any, tmp_path: Path) -> No
             8, "monitor.freq.flops_profile_freq",
         ),
         ({"monitor": {"flops_profile_freq": 9}}, None, 9, "monitor.flops_profile_freq"),
-        ({"monitoring": {"flops_profile_freq": 7}}, 3, 3, "the argument"),
+        ({"monitoring": {"flops_profile_freq": 7}}, 3, 3, "the argument flops_profile_freq"),
         ({}, None, 500, "the default"),
         (None, None, 500, "the default"),
     ],
@@ -336,7 +447,58 @@ def test_the_batch_size_is_deepspeeds_else_the_roots_else_not_known(tmp_path: Pa
     path.write_text(json.dumps({"train_batch_size": 64}))
     assert batch({"deepspeed": str(path)}) == 64
     assert batch({"deepspeed": "nowhere.json", "train_batch_size": 5}) == 5
+    assert batch({"deepspeed": {**micro, "train_batch_size": "auto"}}) == 3 * 4 * 2
     assert batch({"deepspeed": {"train_batch_size": "auto"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "can't be read: FileNotFoundError: [Errno 2] No such file or directory: 'ds.json'"),
+        ('{"train_batch_size": 8,}', "can't be read: JSONDecodeError: "),
+        ("[8]", "neither a mapping nor a JSON file with one"),
+    ],
+)
+def test_a_deepspeed_file_that_cant_be_read_is_named_and_nothing_is_made_up(
+    text: str | None, why: str, model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        Path("ds.json").write_text(text)
+    config = {"deepspeed": "ds.json"}
+    monitor = TrainingMonitor(
+        "out", config, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK
+    )
+    printed = capsys.readouterr()
+    for output in (printed.out, printed.err):
+        assert "ds.json" in output
+        assert why in output
+        assert "not in the configuration" not in output
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    path = monitor.run_path
+    monitor.finish_training()
+    # How many micro-batches a step has is not known, so nor are its tokens.
+    assert (monitor.step_logs[0]["mfu"], monitor.step_logs[0]["tokens_per_second"]) == (None, None)
+    assert "MFU = - (gradient accumulation is not known, so nor are the tokens" in (
+        capsys.readouterr().out
+    )
+    assert path is not None
+    assert math.isnan(Run.open(path).steps()["tokens_real"][0])
+
+
+def test_accumulation_that_is_given_elsewhere_does_not_need_the_deepspeed_file(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"deepspeed": "ds.json", "training": {"gradient_accumulation_steps": 2}}
+    monitor = TrainingMonitor("out", config, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.finish_training()
+    entry = monitor.step_logs[0]
+    assert entry["tokens_per_second"] * entry["step_time"] == pytest.approx(16)
+    assert capsys.readouterr().err.count("ds.json can't be read") == 1
 
 
 def test_a_disk_that_fails_costs_the_log_and_nothing_else(

@@ -3,6 +3,9 @@
 The profiler makes steps longer, so its seconds are given as shares of the profiled time. AL's two
 parts are these shares of the step time measured without it. Communication is given twice: all of
 it, and the part that nothing was computed beside, which is what it costs.
+
+Without a profile a rank that trains alone on one GPU has both parts too: it communicates with none,
+and its kernels compute.
 """
 
 from __future__ import annotations
@@ -15,21 +18,26 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm
-from ergmeter.metrics.definitions.timing import in_step_s
+from ergmeter.metrics.definitions.timing import in_step_s, outside_steps_frac
+from ergmeter.metrics.definitions.utilization import busy_frac
 from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.evidence.ranks import world_size
 from ergmeter.metrics.evidence.window import host_times
-from ergmeter.records import Direction, Reading, is_above, weakest
+from ergmeter.records import Direction, Reading, is_above, or_none, weakest
+from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S, duration
 
 _MARK = "profiled"
-_WHY_NOT = ("not_profiled", "profile_unread")
+_WHY_NOT = ("no_profile_yet", "profile_unread", "not_profiled")
+_MOST_FRAC = 0.95  # where so much is in steps, what is between them does not count
+_ALONE = "one rank on one GPU communicates with none, and computes in the time with a kernel"
 _NONE = "no steps were profiled: pass profile_steps=3 to an integration, or import a torch trace"
 
 
-def profiles(evidence: Evidence) -> list[dict[str, Any]]:
+def profiles(run: Run) -> list[dict[str, Any]]:
     """The profiles of a run, one per rank that profiled."""
     readable = []
-    for mark in evidence.run.marks:
+    for mark in run.marks:
         if mark.name == _MARK:
             try:
                 profile = json.loads(mark.detail)
@@ -39,21 +47,39 @@ def profiles(evidence: Evidence) -> list[dict[str, Any]]:
                 readable.append({**profile, "end_ns": mark.t_ns})
     if readable:
         return readable
-    reasons = [mark.detail for mark in evidence.run.marks if mark.name in _WHY_NOT]
+    reasons = [mark.detail for name in _WHY_NOT for mark in run.marks if mark.name == name]
     raise NotMeasurable(reasons[-1] if reasons else _NONE)
 
 
-def _share(evidence: Evidence, column: str) -> Reading:
+def share_of(run: Run, column: str, alone: tuple[float, float] | None = None) -> float:
+    """A share of the time of all profiled steps.
+
+    `alone`: of one rank on one GPU, the shares of the time with a kernel and of that in steps.
+    """
+    try:
+        each = profiles(run)
+    except NotMeasurable:
+        if alone is None or alone[1] < _MOST_FRAC:
+            raise
+        return alone[0] if column == "compute_s" else 0.0
+    total_s = sum(float(profile["window_s"]) for profile in each)
+    return sum(float(profile[column]) for profile in each) / total_s
+
+
+def _share(evidence: Evidence, column: str, alone: tuple[float, float] | None = None) -> Reading:
     """A share of the time of all profiled steps."""
-    each = profiles(evidence)
-    whole_s = sum(float(profile["window_s"]) for profile in each)
-    value = sum(float(profile[column]) for profile in each) / whole_s
-    return Reading(value, "frac", "measured", note=_profile_note(evidence, each))
+    value, each = share_of(evidence.run, column, alone), or_none(profiles, evidence.run)
+    note = _profile_note(evidence, each) if each else _ALONE
+    return Reading(value, "frac", "measured", note=note)
 
 
 def _of_step(evidence: Evidence, column: str) -> Reading:
     """That share of the time inside a step, as measured over all of them."""
-    share, step = _share(evidence, column), in_step_s(evidence)
+    busy, outside = or_none(busy_frac, evidence), or_none(outside_steps_frac, evidence)
+    alone = None
+    if busy and outside and world_size(evidence) == len(evidence.devices("gpu")) == 1:
+        alone = busy.value, 1 - outside.value
+    share, step = _share(evidence, column, alone), in_step_s(evidence)
     if is_above(share, 1.0):
         raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
     basis = weakest("derived", step.basis)
@@ -130,14 +156,14 @@ METRICS = [
     _of_a_step(
         "profile.computation_s",
         "computation of a step",
-        formula="profile.compute_frac x time.in_step_s",
+        formula="profile.compute_frac (unprofiled, one rank, one GPU: PCU) x time.in_step_s",
         compute=partial(_of_step, column="compute_s"),
         aliases=efficientllm("AL (computation)", "s", "the part of AL that computes"),
     ),
     _of_a_step(
         "profile.communication_s",
         "communication of a step",
-        formula="profile.communication_frac x time.in_step_s",
+        formula="profile.communication_frac (unprofiled, one rank, one GPU: 0) x time.in_step_s",
         compute=partial(_of_step, column="communication_s"),
         aliases=efficientllm(
             "AL (communication)", "s", "the part of AL that communicates; beside computation too"

@@ -278,7 +278,7 @@ _EXPOSED = {
 
 def exposed_communication(evidence: Evidence, level: float) -> tuple[LossBlock, ...]:
     """Exposed communication and copies: their share of profiled time with a kernel x `level`."""
-    profiled = or_none(profiles, evidence) or []
+    profiled = or_none(profiles, evidence.run) or []
     at_work_s = sum(float(profile["window_s"]) - float(profile["idle_s"]) for profile in profiled)
     if at_work_s <= 0:
         return ()

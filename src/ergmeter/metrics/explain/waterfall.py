@@ -141,7 +141,7 @@ def _not_asked(evidence: Evidence, got: Achieved | None) -> dict[str, str]:
         hints = (_ELSEWHERE.get(name, "") for name in {gpu.name for gpu in gpus})
         reasons["matmul_ceiling"] += "".join(hints)
     if len(gpus) > 1:
-        or_noted(reasons, "communication", profiles, evidence)
+        or_noted(reasons, "communication", profiles, evidence.run)
     return reasons
 
 

@@ -1,6 +1,6 @@
-# The four variables of the EfficientLLM metrics, at their defaults. Before the training:
+# The four variables of the EfficientLLM metrics, at their defaults, and one of ours. Before the training:
 #
-#     source examples/efficientllm_config.sh
+#     source examples/megatron/megatron_patch/efficientllm_config.sh
 
 # true or false; anything else counts as false, and is remarked on.
 export EFFICIENTLLM_METRICS_ENABLED=${EFFICIENTLLM_METRICS_ENABLED:-true}
@@ -13,3 +13,6 @@ export EFFICIENTLLM_HISTORY_SIZE=${EFFICIENTLLM_HISTORY_SIZE:-1000}
 
 # Iterations from one block on the console to the next.
 export EFFICIENTLLM_LOG_INTERVAL=${EFFICIENTLLM_LOG_INTERVAL:-10}
+
+# Iterations that torch's profiler looks at, after the first 11, for AL's two parts. 0: none.
+export EFFICIENTLLM_PROFILE_STEPS=${EFFICIENTLLM_PROFILE_STEPS:-0}
