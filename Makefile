@@ -19,7 +19,7 @@ help:
 	@echo "make measure-unsloth    the same with Unsloth, in an environment of its own"
 	@echo "make train-bnb-tb       measure-bnb, with TensorBoard files beside the adapters"
 	@echo "make train-unsloth-tb   measure-unsloth, with TensorBoard files"
-	@echo "make compare            the backends in $(LEDGER) against each other"
+	@echo "make compare            the backends in $(LEDGER) against each other; one alone is shown"
 
 process:
 	@echo "preparing the data of $(CONFIGS)/run_bnb.yaml"
@@ -46,4 +46,4 @@ train-unsloth-tb:
 	./dev train-unsloth --config $(CONFIGS)/run_unsloth.yaml --set train.tensorboard=true $(OPTIONS)
 
 compare:
-	./dev compare $(LEDGER) --group-by backend
+	./dev analyze $(LEDGER)

@@ -29,7 +29,14 @@ def written(out: Path, backend: str, steps: int, *, seed: int, warmup_s: float) 
         "include": str((CONFIGS / f"run_{backend}.yaml").resolve()),
         "seed": seed,
         "model": {"local_dir": str(out / "models")},
-        "train": {"max_steps": steps, "output_dir": str(out / "outputs" / backend)},
+        # The same of all, as when the worked example of docs/compare.md was measured.
+        "tuning": {"lora": {"dropout": 0.0}},
+        "train": {
+            "bf16": True,
+            "fp16": False,
+            "max_steps": steps,
+            "output_dir": str(out / "outputs" / backend),
+        },
         "metrics": {"warmup_s": warmup_s, "results_csv": str(out / "energy_results.csv")},
     }
     path.write_text(yaml.safe_dump(changes), encoding="utf-8")

@@ -297,6 +297,30 @@ def test_the_script_of_the_guide(
     assert "1.31x faster" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("backends", "code"), [({"bnb"}, 0), ({"bnb", "unsloth"}, 1)])
+def test_the_script_of_the_guide_shows_a_single_backend(
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backends: set[str],
+    code: int,
+) -> None:
+    """`make compare` after `make measure-bnb`; two that can't be compared stay an error."""
+    with ledger.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["backend"] in backends]
+    rows[0]["seq_len"] = "77"
+    with ledger.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    script = str(ROOT / "scripts" / "analyze_energy.py")
+    monkeypatch.setattr(sys, "argv", [script, str(ledger)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert (ended.value.code or 0) == code
+    assert "bnb " in capsys.readouterr().out
+
+
 def test_nothing_there(erg: Erg, tmp_path: Path) -> None:
     code, _, err = erg("compare", tmp_path / "absent.csv")
     assert code == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,12 @@ import yaml
 from tokenizers import Tokenizer
 
 from ergmeter.cli.main import main
+from ergmeter.hardware.grid import grid_named
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from ergmeter.workloads.sft.config_file import load
 from tests.e2e.conftest import (
     PYTHON,
     TIMEOUT_S,
@@ -68,6 +75,13 @@ def _has_steps(run: Path) -> bool:
     return any(run.glob("[!.]*/steps*")) and Run.open(run).count("steps") > 2
 
 
+FACTORS: dict[str, Any] = {
+    "grid": "FR",
+    "pue": 1.2,
+    "price_per_kwh": 0.25,
+    "price_per_gpu_hour": 2.5,
+    "currency": "EUR",
+}
 APPENDS = """
 import sys
 from pathlib import Path
@@ -100,8 +114,13 @@ def test_a_series_trains_each_configuration_until_sigterm_finishes_and_saves_the
     library: Library = build(tmp_path_factory.mktemp("nvml"))
     watts = 300.0
     script = Script((Gpu(watts, memory_bytes=3e9),), epoch_ns=time.monotonic_ns())
-    first = configured(lab, models, "a.yaml", train={"batch_size": 4, "max_steps": 60})
-    other = configured(lab, models, "b.yaml", train={"max_steps": 100_000, "optim": "sgd"})
+    first = configured(
+        lab, models, "a.yaml", train={"batch_size": 4, "max_steps": 60}, metrics=FACTORS
+    )
+    other = configured(
+        lab, models, "b.yaml", train={"max_steps": 100_000, "optim": "sgd"},
+        metrics={"sample_interval_s": 0.02, "log_vram_every_s": 1000},
+    )  # fmt: skip
     series = lab.start(
         PYTHON, ROOT / "scripts/train.py", "--config", first, "--interleave", other,
         "--repeats", 2, "--cool-down", 0, "--out", "series",
@@ -116,6 +135,13 @@ def test_a_series_trains_each_configuration_until_sigterm_finishes_and_saves_the
     assert [row["run"] for row in rows] == ["series/a-1", "series/b-1"]
     assert [row["status"] for row in rows] == ["finished", "stopped"]
     check_energy({name: value for name, value in rows[0].items() if value}, watts)
+    check_carbon_and_cost(rows[0], lab.path / "series/a-1")
+    assert rows[1]["co2e_g"] == rows[1]["energy_cost"] == rows[1]["gpu_cost"] == ""
+    assert "no co2e_g: no grid intensity was given" in rows[1]["notes"]
+    stopped = Run.open(lab.path / "series/b-1")
+    assert stopped.writers[0].header["probes"]["nvml"]["period_s"] == 0.02
+    ((gpu, power),) = stopped.series("power_w").items()
+    assert len(stopped.series("memory_bytes")[gpu].t_ns) <= 2 < len(power.t_ns)  # first and last
     index = Run.open(lab.path / "series/b-1").steps()["index"]
     assert int(rows[1]["steps"]) == (index == index).sum()  # rows of other phases have none
     assert (lab.path / "outputs/b/round-1/adapter_model.safetensors").exists()
@@ -127,12 +153,34 @@ def check_energy(row: dict[str, str], watts: float) -> None:
     low, high = float(row["energy_low_J"]), float(row["energy_high_J"])
     assert low <= watts * window_s <= high, row
     assert high < 2 * low  # wide where readings came late, and no guess
-    tokens = float(row["tokens_processed"])
+    tokens = float(row["window_tokens"])
     assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
     assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)
     assert float(row["avg_power_W"]) == pytest.approx(joules / window_s, rel=1e-9)
     assert float(row["vram_peak_MB"]) == pytest.approx(3000)
     assert "no energy_J" not in row["notes"]
+
+
+def check_carbon_and_cost(row: dict[str, str], run: Path) -> None:
+    """By hand from the row's energy, and as the card has them."""
+    kwh = float(row["energy_J"]) / 3.6e6 * FACTORS["pue"]
+    grams = kwh * grid_named("France").g_per_kwh
+    assert float(row["co2e_g"]) == pytest.approx(grams, rel=1e-9)
+    assert float(row["energy_cost"]) == pytest.approx(kwh * FACTORS["price_per_kwh"], rel=1e-9)
+    rent = float(row["gpu_cost"])
+    assert 0 < rent <= float(row["wall_s"]) / 3600 * FACTORS["price_per_gpu_hour"]
+    assert (row["currency"], row["co2e_g_basis"]) == ("EUR", "assumed")
+    assert "France, location-based" in row["co2e_g_note"]
+    assert "x PUE 1.2" in row["co2e_g_note"]
+    card = summarize(Run.open(run), Settings(window="unbroken")).readings
+    for column, key in (
+        ("co2e_g", "carbon.co2e_g"),
+        ("energy_cost", "cost.energy"),
+        ("gpu_cost", "cost.gpu_whole_run"),
+    ):
+        reading = card[key]
+        assert isinstance(reading, Reading)
+        assert float(row[column]) == pytest.approx(reading.value, rel=1e-12)
 
 
 def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
@@ -167,6 +215,7 @@ def test_bad_input_is_one_line(
         (("--config", "nowhere.yaml"), "nowhere.yaml"),
         (("--config", config, "--set", "train.max_stps=3"), "max_steps"),
         (("--config", config, "--set", "train.max_steps"), "KEY=VALUE"),
+        (("--config", config, "--sink", "tensorbord"), "did you mean 'tensorboard'?"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["train", *words])
@@ -214,11 +263,109 @@ def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
     ]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_says_which_configuration_it_chose() -> None:
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+OF_THE_GUIDE = {
+    "process": "./dev process --config configs/cpu/run_bnb.yaml",
+    "measure-bnb": "./dev train --config configs/cpu/run_bnb.yaml",
+    "measure-unsloth": "./dev train-unsloth --config configs/cpu/run_unsloth.yaml",
+    "train-bnb-tb": "./dev train --config configs/cpu/run_bnb.yaml --set train.tensorboard=true",
+    "train-unsloth-tb": (
+        "./dev train-unsloth --config configs/cpu/run_unsloth.yaml --set train.tensorboard=true"
+    ),
+    "compare": "./dev analyze outputs/energy_results.csv",
+}
+
+
+@needs_make
+@pytest.mark.parametrize("target", OF_THE_GUIDE)
+def test_a_make_target_runs_what_the_page_says(target: str) -> None:
+    """Unsloth's two are not run: they set up an environment of its own."""
     done = subprocess.run(
-        ["make", "-n", "measure-bnb"], cwd=ROOT, capture_output=True, text=True, check=True,
-        env=environment(PATH="/usr/bin:/bin"), timeout=TIMEOUT_S,
+        ["make", "-n", target, "GPU="], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=environment(), timeout=TIMEOUT_S,
     )  # fmt: skip
-    assert "no GPU here: training the small CPU variant configs/cpu/run_bnb.yaml" in done.stdout
-    assert "./dev train --config configs/cpu/run_bnb.yaml" in done.stdout
+    said, *more = [line.strip() for line in done.stdout.splitlines()]
+    if target == "compare":
+        assert said == OF_THE_GUIDE[target]
+        return
+    assert more == [OF_THE_GUIDE[target]]
+    if target != "process":
+        config = more[0].partition("--config ")[2].partition(" ")[0]
+        assert said == f'echo "no GPU here: training the small CPU variant {config}"'
+
+
+@pytest.fixture
+def clone(lab: Lab, models: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The lab as a clone whose environment is set up, and whose built-in models are made."""
+    for name in (
+        "Makefile",
+        "configs",
+        "constraints.txt",
+        "dev",
+        "pyproject.toml",
+        "scripts",
+        "tests",
+    ):
+        (lab.path / name).symlink_to(ROOT / name)
+    venv = lab.path / ".venv"
+    venv.mkdir()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (venv / name).symlink_to(Path(sys.prefix) / name)
+    files = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    sums = subprocess.run(["cksum"], input=b"".join(files), capture_output=True, check=True)
+    (venv / ".set-up").write_text(f"{sums.stdout.decode().strip()} train\n")
+    (lab.path / "outputs").mkdir()
+    (lab.path / "outputs/models").symlink_to(models)
+    monkeypatch.setenv("PATH", f"{Path(PYTHON).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("MAKEFLAGS", "GPU=")
+    for name, value in quick(*set(LEFT_OUT) - {"bitsandbytes"}).items():
+        monkeypatch.setenv(name, value)
+    return lab
+
+
+@needs_make
+def test_the_page_does_what_it_says(clone: Lab) -> None:
+    """Its blocks one after the other, as they are pasted into a shell in a clone."""
+    page = (ROOT / "docs/from-sft-play.md").read_text()
+    blocks = re.findall(r"```(bash|text)\n(.*?)```", page, re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["bash", "text", "bash", "bash", "text", "bash"]
+    printed: list[str] = []
+    results = []
+    for kind, block in blocks:
+        if kind == "text":
+            assert [line for line in block.splitlines() if line not in printed] == []
+            continue
+        done = clone.run("bash", "-euc", block)
+        assert done.returncode == 0, done.stderr.decode()
+        printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
+        results.append(printed)
+    _, formulas, _, wishes = results
+    rows = ledger(clone, "outputs/energy_results.csv")
+    assert [(row["backend"], row["steps"]) for row in rows] == [("bnb", "30"), ("torch", "30")]
+    assert (clone.path / "outputs/cpu-bnb/sample.txt").exists()  # of make process
+    assert [*(clone.path / "outputs/cpu-bnb").rglob("events.out.tfevents.*")]
+    number = {name: float(rows[0][name]) for name in ("wall_s", "warmup_s", "tok_per_s")}
+    theirs = float(rows[0]["tokens_processed"]) / (number["wall_s"] - number["warmup_s"])
+    assert formulas == [
+        f"their formula: {theirs:.1f} tokens/s; ours: {number['tok_per_s']:.1f};"
+        f" the column: {number['tok_per_s']:.1f}"
+    ]
+    assert number["warmup_s"] > 0
+    assert (rows[1]["currency"], rows[1]["gpu_cost"]) == ("EUR", "")
+    run = clone.path / "runs/sinks"
+    assert Run.open(run).writers[0].header["settings"]["pue"] == 1.2
+    assert [*(run / "tensorboard").glob("events.out.tfevents.*")]
+    with (run / "figures.csv").open(newline="") as file:
+        (final,) = csv.DictReader(file)
+    assert final["scope"] == "run"
+    assert not [line for line in wishes if "Warning" in line]
+
+
+def test_the_yaml_of_the_page_is_read(lab: Lab) -> None:
+    text = (
+        (ROOT / "docs/from-sft-play.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    )
+    (lab.path / "run.yaml").write_text(f"include: {ROOT}/configs/cpu/run_torch.yaml\n{text}")
+    config = load(lab.path / "run.yaml")
+    assert config.train.report_to == ("tensorboard", "csv:rows=final")
+    assert config.metrics.grid == "FR"

@@ -170,23 +170,14 @@ def _check_unused(options: dict[str, Any]) -> None:
             )
 
 
-def _sink(text: str) -> tuple[str, dict[str, Any]]:
-    """NAME:OPTION=VALUE,... as a name and its options; a value is YAML, so 9400 is a number."""
-    import yaml
-
-    name, _, rest = text.partition(":")
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise click.UsageError(
-                f"--sink {text}: {part!r} is no option; give NAME:OPTION=VALUE,OPTION=VALUE"
-            )
-        options[option] = yaml.safe_load(value)
-    return name, options
-
-
-# Add `--sink` to a command, which gets `sinks` as a Meter takes them.
+with_sink = repeated(
+    "--sink",
+    "sinks",
+    metavar="NAME[:OPTION=VALUE,...]",
+    help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
+    " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
+)
+# Add `--sink` to a command, which gets `sinks` as a Meter takes them, and `sinks_every_s`.
 with_sinks = with_each(
     with_default(
         "--sinks-every",
@@ -196,14 +187,7 @@ with_sinks = with_each(
         metavar="SECONDS",
         help="How often.",
     ),
-    repeated(
-        "--sink",
-        "sinks",
-        callback=lambda _context, _option, texts: [_sink(text) for text in texts],
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
-        " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
-    ),
+    with_sink,
 )
 
 

@@ -23,6 +23,7 @@ from typing import get_args
 from ergmeter.compare.entry import Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import catalogue, checked, every_metric, in_view, ledger_aliases
+from ergmeter.metrics.definitions.carbon_and_cost import UNIT
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Basis, Missing, Reading, Result
 
@@ -101,7 +102,9 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
 _OURS = ("window_s", "status")
 _BASES: dict[str, Basis] = {basis: basis for basis in get_args(Basis)}
 _ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
-_NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
+# Tokens of the whole training; of the window, in ledgers of ours without `window_tokens`.
+TOKENS, WINDOW_TOKENS = "tokens_processed", "window_tokens"
+_NEEDED = ("tok_per_s", TOKENS, "wall_s")
 _HEADER_BYTES = 2**16  # the longest first line of a ledger
 
 
@@ -136,7 +139,7 @@ def is_ledger(path: Path) -> bool:
             return False
         with path.open("rb") as file:
             begins = file.read(_HEADER_BYTES)
-        return set(_NEEDED) <= set(_header(_decoded(begins, path)))
+        return set(_NEEDED) <= set(_header(_decoded(begins, path), path))
     except (OSError, FormatError):
         return False
 
@@ -144,7 +147,7 @@ def is_ledger(path: Path) -> bool:
 def read_ledger(path: Path, *, argument: str) -> SourceEntries:
     """The rows of a ledger. FormatError if the file is no ledger."""
     text = _decoded(path.read_bytes(), path)
-    header = _header(text)
+    header = _header(text, path)
     lacking = [name for name in _NEEDED if name not in header]
     if lacking:
         raise FormatError(
@@ -178,10 +181,10 @@ def _decoded(data: bytes, path: Path) -> str:
     return data.decode("utf-8-sig", errors="replace")
 
 
-def _header(text: str) -> list[str]:
+def _header(text: str, path: Path) -> list[str]:
     first = next(_parsed(text), None)
     if first is None or first.problem:
-        raise FormatError("the file is empty" if first is None else first.problem)
+        raise FormatError(f"{path}: {'the file is empty' if first is None else first.problem}")
     return [name.strip() for name in first.cells]
 
 
@@ -223,6 +226,8 @@ def _misfit(row: _Row, header: list[str]) -> str:
 
 
 def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) -> Entry:
+    if WINDOW_TOKENS not in cells and any(name in cells for name in _OURS):
+        cells = {name.replace(TOKENS, WINDOW_TOKENS): cell for name, cell in cells.items()}
     numbers = _numbers(cells)
     measured = {*measured_columns(), *part_columns()} - {"warmup_s"}
     facts = facts_of({name: value for name, value in cells.items() if name not in measured})
@@ -279,7 +284,7 @@ def _figures(
             basis = _BASES.get(cells.get(f"{name}_basis", ""), "reported")
             value = Reading(
                 numbers[name] / scale,
-                unit,
+                facts.get("currency", UNIT) if unit == "currency" else unit,
                 basis,
                 None if low is None else low / scale,
                 None if high is None else high / scale,

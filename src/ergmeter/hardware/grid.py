@@ -109,7 +109,7 @@ def grid_named(name: object) -> GridIntensity:
     if row is None:
         raise UsageError(
             f"no grid is named {name!r}; {_question(name)}`erg grid` lists them, and a figure of"
-            " your own is --grid-g-per-kwh with --grid-source"
+            " your own is grid_g_per_kwh with grid_source"
         )
     return row
 

@@ -70,12 +70,30 @@ def _declared(plan: SinkPlan) -> type[DeclaredSink] | None:
 def _plan(declared: object) -> SinkPlan:
     match declared:
         case str():
-            return SinkPlan(declared)
+            return _parsed(declared)
         case (str(name), dict(options)):
             return SinkPlan(name, options)
         case Sink():
             return SinkPlan(declared.name, made=declared)
-    raise UsageError(f"a sink is a name, (name, options) or a Sink; got {declared!r}")
+    raise UsageError(
+        f"a sink is NAME, NAME:OPTION=VALUE, (name, options) or a Sink; got {declared!r}"
+    )
+
+
+def _parsed(text: str) -> SinkPlan:
+    """NAME:OPTION=VALUE,... as a name and its options; a value is YAML, so 9400 is a number."""
+    import yaml  # noqa: PLC0415  only sinks with options need it
+
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(
+                f"sink {text}: {part!r} is no option; give NAME:OPTION=VALUE,OPTION=VALUE"
+            )
+        options[option] = yaml.safe_load(value)
+    return SinkPlan(name, options)
 
 
 class _Outlet(QueueThread):

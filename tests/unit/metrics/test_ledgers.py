@@ -67,6 +67,29 @@ def test_a_reading_keeps_its_interval_basis_and_note(tmp_path: Path) -> None:
     assert not [name for name in entry.facts if name.startswith(("tok_per_s", "vram"))]
 
 
+def test_tokens_are_the_windows_or_the_trainings_by_the_columns_there_are(tmp_path: Path) -> None:
+    """A ledger without `window_tokens` has the window's as `tokens_processed`."""
+    (old,) = read_ledger(ledger(tmp_path, OURS, OUR_ROW), argument="x").entries
+    assert (old.value("tokens.total"), old.value("tokens.whole_run_total")) == (120_000, None)
+    head, row = (
+        f"{OURS},window_tokens",
+        f"{OUR_ROW},120000".replace(",120000,2000,", ",230000,2000,"),
+    )
+    (new,) = read_ledger(ledger(tmp_path, head, row), argument="x").entries
+    assert (new.value("tokens.total"), new.value("tokens.whole_run_total")) == (120_000, 230_000)
+    for key in ("throughput.tokens_per_s", "energy.joules_per_token"):
+        assert old.value(key) == new.value(key)
+
+
+def test_carbon_and_cost_are_read_with_their_currency(tmp_path: Path) -> None:
+    head = f"{OURS},co2e_g,energy_cost,gpu_cost,currency,co2e_g_low,co2e_g_basis"
+    (entry,) = read_ledger(
+        ledger(tmp_path, head, f"{OUR_ROW},1.5,0.2,3,EUR,1.4,assumed"), argument="x"
+    ).entries
+    assert entry.figures["carbon.co2e_g"] == Reading(1.5, "g", "assumed", low=1.4)
+    assert reading(entry, "cost.energy").unit == reading(entry, "cost.gpu_whole_run").unit == "EUR"
+
+
 def test_a_row_of_the_original_gives_the_true_rate_and_a_range_of_energy(tmp_path: Path) -> None:
     (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, ORIGINAL), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000
@@ -147,7 +170,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no energy ledger: its first line has no column"):
         read_ledger(path, argument="x")
     (tmp_path / "empty.csv").touch()
-    with pytest.raises(FormatError, match="empty"):
+    with pytest.raises(FormatError, match=rf"^{tmp_path}/empty\.csv: the file is empty$"):
         read_ledger(tmp_path / "empty.csv", argument="x")
 
 

@@ -34,6 +34,7 @@ def test_a_ledger_has_sft_plays_columns_and_units(tmp_path: Path) -> None:
         120,
         is_final=True,
         time__run_s=Reading(600.5, "s", "measured"),
+        tokens__whole_run_total=Reading(5_000_000.0, "tokens", "measured"),
         memory__device_peak_bytes=Reading(24_500_000_000, "B", "measured"),
         energy__joules_per_10k_tokens=Reading(251.0, "J", "derived"),
     )
@@ -49,7 +50,7 @@ def test_a_ledger_has_sft_plays_columns_and_units(tmp_path: Path) -> None:
         "host": "n1",
         "steps": "120",
         "wall_s": "600.5",
-        "tokens_processed": str(120 * 40960),
+        "tokens_processed": "5000000",  # of the training, as wall_s; rates are of the window
         "tok_per_s": "12345.6789",
         "energy_J": "3141.5926",
         "avg_power_W": "310.25",

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ergmeter.errors import UsageError
+from ergmeter.hardware.grid import grid_named
+from ergmeter.runlog.settings import Settings
 from ergmeter.workloads.sft.config_file import SftConfig, load
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -32,6 +35,20 @@ train:
   bf16: false
   fp16: true
   optim: paged_adamw_8bit  # BnB optimized optimizer
+"""
+
+
+GUIDE_UNSLOTH = """
+tuning:
+  backend: unsloth
+  lora:
+    r: 32              # Matched with BnB
+    alpha: 32
+    dropout: 0.05
+train:
+  bf16: true           # Unsloth prefers bfloat16
+  fp16: false
+  optim: adamw_torch   # Standard optimizer for Unsloth
 """
 
 
@@ -61,6 +78,9 @@ def test_the_guide_s_sections_are_read_as_they_are(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (config.train.fp16, config.train.optim) == (True, "paged_adamw_8bit")
     assert config.model.max_seq_len == 2048
+    other = read(tmp_path, MODEL + GUIDE_UNSLOTH)
+    assert (other.tuning.backend, other.tuning.lora.dropout) == ("unsloth", 0.05)
+    assert (other.train.bf16, other.train.fp16, other.train.optim) == (True, False, "adamw_torch")
 
 
 def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
@@ -164,6 +184,20 @@ def test_changes_lie_over_the_file(tmp_path: Path) -> None:
         ("tuning: {lora: {dropout: 1}}", "below 1; got 1"),
         ("datasets: {}", "datasets must be a list"),
         ("datasets: [{path: a}]", "datasets[0].type is missing"),
+        ("report_to: wandb", "report_to is no key; did you mean train.report_to?"),
+        ("metrics: {sinks: wandb}", "metrics.sinks is no key; did you mean train.sinks?"),
+        (
+            "train: {report_to: [jsonl, tensorbord]}",
+            "train.report_to has a bad entry: no sink 'tensorbord'; did you mean 'tensorboard'?",
+        ),
+        (
+            "train: {report_to: {wandb: {projekt: a}}}",
+            "the sink 'wandb' has no option 'projekt'; did you mean project?",
+        ),
+        ("train: {report_to: ['wandb:a']}", "'a' is no option; give NAME:OPTION=VALUE"),
+        ("train: {report_to: 5}", "a sink is NAME, NAME:OPTION=VALUE,"),
+        ("train: {sinks_every_s: 0}", "train.sinks_every_s must be above 0"),
+        ("metrics: {pue: high}", "metrics.pue must be a number; got 'high'"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_to_write(
@@ -198,6 +232,20 @@ def test_a_wrong_key_or_value_is_named_with_what_to_write(
         ("block_size: 1024\ntask_mode: cpt", "more than model.max_seq_len 512"),
         ("task_mode: cpt_mixed", "needs datasets"),
         ("datasets: [{path: a, type: cpt}]", "is for task_mode cpt_mixed"),
+        (
+            "train: {report_to: csv}\nmetrics: {enable_energy_logging: false}",
+            "train.report_to needs metrics.enable_energy_logging: true",
+        ),
+        (
+            "metrics: {grid: Frence}",
+            "metrics: no grid is named 'Frence'; did you mean FRA (France)?",
+        ),
+        (
+            "metrics: {grid: FRA, grid_g_per_kwh: 5}",
+            "metrics: give grid or grid_g_per_kwh, not both",
+        ),
+        ("metrics: {pue: 0.5}", "metrics: pue must be a number of 1 or more; got 0.5"),
+        ("metrics: {price_per_kwh: -1}", "metrics: price_per_kwh must be a number of 0 or more"),
         ("model: {name: 'builtin:tiny', type: seq2seq}", "write model.type: causal"),
         ("model: {name: 'builtin:tini'}", "did you mean builtin:tiny?"),
         ("model: {name: a/b, type: seq2seq}\ndata: {packing: true}", "one document a row"),
@@ -275,9 +323,70 @@ def test_the_shipped_configurations_differ_where_the_backend_is_the_question_onl
     all_three = [fields(name) for name in ("torch", "bnb", "unsloth")]
     assert [one["tuning.backend"] for one in all_three] == ["torch", "bnb", "unsloth"]
     differing = {key for key in all_three[0] if len({str(one[key]) for one in all_three}) > 1}
+    precision = set() if folder.name == "cpu" else {"train.bf16", "train.fp16"}  # the guide's
     assert differing == {
-        "tuning.backend", "tuning.mode", "tuning.bits", "train.optim", "train.output_dir",
+        *("tuning.backend", "tuning.mode", "tuning.bits", "train.optim", "train.output_dir"),
+        *precision,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["bnb", "unsloth"])
+def test_the_shipped_configurations_have_the_guides_values(tmp_path: Path, backend: str) -> None:
+    guide = yaml.safe_load(GUIDE)
+    ours = load(CONFIGS / f"run_{backend}.yaml").model_dump()
+    assert {key: str(ours["metrics"][key]) for key in guide["metrics"]} == {
+        key: str(value) for key, value in guide["metrics"].items()
+    }
+    sections = yaml.safe_load(GUIDE_UNSLOTH) if backend == "unsloth" else guide
+    for section in ("tuning", "train"):
+        theirs = sections[section]
+        lora = theirs.pop("lora", {})
+        assert {key: ours[section][key] for key in theirs} == theirs
+        assert {key: ours[section]["lora"][key] for key in lora} == lora
+    small = load(CONFIGS / "cpu" / f"run_{backend}.yaml").model_dump()  # what the page says of it
+    assert {key: small["tuning"]["lora"][key] for key in ("r", "alpha", "dropout")} == {
+        "r": 32, "alpha": 32, "dropout": 0.05,
+    }  # fmt: skip
+    assert (small["train"]["bf16"], small["train"]["fp16"]) == (False, False)
+    optimizers = {"bnb": "adamw_bnb_8bit", "unsloth": "adamw_torch"}
+    assert small["train"]["optim"] == optimizers[backend]
+
+
+@pytest.mark.parametrize(
+    ("text", "sinks"),
+    [
+        ("report_to: wandb", ("wandb",)),
+        ("sinks: [wandb, tensorboard]", ("wandb", "tensorboard")),
+        ("report_to: ['csv:path=a.csv,rows=final']", ("csv:path=a.csv,rows=final",)),
+        (
+            "report_to: [{mlflow: {experiment: a}}, jsonl]",
+            (("mlflow", {"experiment": "a"}), "jsonl"),
+        ),
+        ("report_to: {wandb: {project: a}, jsonl: }", (("wandb", {"project": "a"}), ("jsonl", {}))),
+        ("report_to: none", ()),
+        ("report_to: [none]", ()),
+        ("report_to: []", ()),
+        ("report_to: null", ()),
+    ],
+)
+def test_sinks_are_named_as_a_meter_takes_them(
+    tmp_path: Path, text: str, sinks: tuple[object, ...]
+) -> None:
+    assert read(tmp_path, f"{MODEL}train: {{{text}}}").train.report_to == sinks
+
+
+def test_factors_of_carbon_and_cost_are_those_of_a_meter(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        MODEL + "metrics: {grid: NO, pue: 1.2, price_per_kwh: 0.3, price_per_gpu_hour: 2.5,"
+        " currency: EUR, warmup_s: 5}",
+    )
+    assert config.metrics.declared == {
+        "grid": "NO", "pue": 1.2, "price_per_kwh": 0.3, "price_per_gpu_hour": 2.5,
+        "currency": "EUR", "warmup_s": 5.0,
+    }  # fmt: skip
+    settings = Settings.declared(None, config.metrics.declared)
+    assert settings.grid_g_per_kwh == grid_named("Norway").g_per_kwh  # to YAML, NO is False
 
 
 def test_reading_a_configuration_loads_no_torch() -> None:

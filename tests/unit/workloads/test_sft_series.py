@@ -60,8 +60,8 @@ def test_a_series_takes_turns_and_pairs_its_seeds(series: Callable[..., Any]) ->
 
 
 def test_what_is_asked_of_a_series_is_asked_of_each_training(series: Callable[..., Any]) -> None:
-    ended, told = series("--repeats", 2, "--out", "series", "--quiet", "--set", "train.max_steps=7")
+    asked = ("--quiet", "--set", "train.max_steps=7")
+    ended, told = series("--repeats", 2, "--out", "series", *asked, "--sink", "wandb:project=a")
     assert ended == 0
-    assert told == [
-        words("a", number, "--quiet", "--set", "train.max_steps=7") for number in (1, 2)
-    ]
+    sinks = ("--set", 'train.report_to=["wandb:project=a"]')
+    assert told == [words("a", number, *asked, *sinks) for number in (1, 2)]

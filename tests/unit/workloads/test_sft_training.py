@@ -35,6 +35,8 @@ PAIRS = [
     ("How old is the oak?", "Older than the house and younger than the hill it stands on."),
 ]
 EPOCHS = 2
+# As it was written before the whole training's tokens, carbon and cost were in it.
+BEFORE_CARBON = Path(__file__).parents[2] / "data" / "sft_play" / "ledger_before_carbon.csv"
 WORKERS = 2  # that make the batches; others train without
 
 
@@ -206,7 +208,7 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
         *("tok_per_s", "energy_J", "avg_power_W", "peak_power_W", "J_per_token", "E10k_J"),
         *("vram_peak_MB", "vram_avg_MB"),
     ]
-    assert list(row)[-4:] == [f"mfu_{part}" for part in ("low", "high", "basis", "note")]
+    assert list(row)[-4:] == [f"gpu_cost_{part}" for part in ("low", "high", "basis", "note")]
     assert row["tok_per_s_basis"] == "measured"
     (entry,) = read_ledger(Path("outputs/ledger.csv"), argument="x").entries
     assert entry.figures["throughput.tokens_per_s"].note == row["tok_per_s_note"] != ""  # type: ignore[union-attr]
@@ -219,11 +221,22 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
     assert (row["status"], row["run"]) == ("finished", str(outcome.run))
     assert row["energy_J"] == row["J_per_token"] == row["E10k_J"] == ""
     assert "no energy_J: " in row["notes"]
-    window_s, tokens = float(row["window_s"]), float(row["tokens_processed"])
+    assert row["co2e_g"] == row["energy_cost"] == row["gpu_cost"] == ""
+    assert "; no co2e_g: no grid intensity was given; no energy_cost: no price of" in row["notes"]
+    window_s, tokens = float(row["window_s"]), float(row["window_tokens"])
     assert float(row["tok_per_s"]) == pytest.approx(tokens / window_s, rel=1e-9)
     assert Path("outputs/adapter/adapter_model.safetensors").exists()
     assert outcome.run is not None
     assert Run.open(outcome.run).workload["optimizer"] == "torch.AdamW"
+
+
+def test_without_energy_logging_there_is_a_training_and_no_row(configuration: Write) -> None:
+    changes = {"train": {"max_steps": 1}, "metrics": {"enable_energy_logging": False}}
+    outcome = training.run(load(configuration(changes)))
+    assert (outcome.status, outcome.run, outcome.row) == ("finished", None, None)
+    assert Path("outputs/adapter/adapter_model.safetensors").exists()
+    assert not Path("outputs/ledger.csv").exists()
+    assert not Path("runs").exists()
 
 
 def test_four_bits_are_bitsandbytes_own(configuration: Write) -> None:
@@ -259,13 +272,37 @@ def test_dora_and_full_train_what_they_say(configuration: Write) -> None:
     assert "lora_r" not in full["notes"]
 
 
-def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(configuration: Write) -> None:
+def test_tokens_processed_are_of_the_training_as_wall_s_and_rates_are_of_the_window(
+    configuration: Write, models: Path
+) -> None:
+    """The warm-up is the first step: the second begins later than a tenth of a millisecond."""
+    outcome = training.run(load(configuration({"metrics": {"warmup_s": 1e-4}})))
+    row = rows()[0]
+    every = EPOCHS * sum(_length(models, pair) for pair in PAIRS)
+    assert outcome.run is not None
+    counts = Run.open(outcome.run).steps()["tokens_real"]
+    counts = counts[counts == counts]  # rows of other phases have none
+    assert float(row["tokens_processed"]) == every == counts.sum()
+    window = every - counts[0]
+    assert (float(row["window_tokens"]), row["window_steps"]) == (window, str(EPOCHS * 3 - 1))
+    rate = window / float(row["window_s"])
+    assert float(row["tok_per_s"]) == pytest.approx(rate, rel=1e-9)
+    (entry,) = read_ledger(Path("outputs/ledger.csv"), argument="x").entries
+    assert entry.value("tokens.whole_run_total") == every
+    assert entry.value("tokens.total") == window
+    assert entry.value("throughput.tokens_per_s") == pytest.approx(rate, rel=1e-9)
+
+
+def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(
+    configuration: Write, models: Path
+) -> None:
     config = load(configuration({"metrics": {"warmup_s": 60}}))
     assert training.run(config).status == "finished"
     row = rows()[0]
-    for name in ("tokens_processed", "tok_per_s", "J_per_token", "window_s"):
+    for name in ("window_tokens", "tok_per_s", "J_per_token", "window_s"):
         assert row[name] == "", name
     assert float(row["wall_s"]) > 0
+    assert float(row["tokens_processed"]) == EPOCHS * sum(_length(models, p) for p in PAIRS)
     assert "no tok_per_s: " in row["notes"]
 
 
@@ -296,16 +333,44 @@ def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
     assert "the device is gone" in row["notes"]
 
 
-def test_a_ledger_of_the_earlier_version_gets_rows_in_its_own_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.1.0", "before carbon"])
+def test_a_ledger_of_an_earlier_version_gets_rows_in_its_own_columns_and_meaning(
+    tmp_path: Path, version: str
+) -> None:
+    """Their `tokens_processed` is the window's: a column does not change what it means."""
     path = tmp_path / "ledger.csv"
-    earlier = [*LEDGER_COLUMNS, *ledger.MORE]
-    path.write_text(",".join(earlier) + "\n")
-    cells = {**dict.fromkeys(ledger.COLUMNS), "model": "m", "run": "runs/x", "energy_J_note": "n"}
+    lines = BEFORE_CARBON.read_text().splitlines()
+    if version == "0.1.0":
+        lines = [",".join((*LEDGER_COLUMNS, *ledger.MORE))]
+    path.write_text("\n".join(lines) + "\n")
+    cells = {
+        **dict.fromkeys(ledger.COLUMNS),
+        "model": "m",
+        "run": "runs/x",
+        "energy_J_note": "n",
+        "status": "finished",
+        "tokens_processed": 300,
+        "tokens_processed_note": "whole",
+        "window_tokens": 200,
+        "tok_per_s": 20,
+        "window_s": 10,
+        "wall_s": 18,
+        "window_tokens_note": "window",
+        "co2e_g": 5,
+    }
     ledger.check(path)  # before the training
     assert ledger.append_row(path, cells).problem == ""
-    head, row = csv.reader(path.read_text().splitlines())
-    assert head == earlier
-    assert dict(zip(head, row, strict=True))["run"] == "runs/x"
+    *before, row = list(csv.DictReader(path.read_text().splitlines()))
+    assert [*row] == lines[0].split(",")
+    assert (row["run"], row["tokens_processed"]) == ("runs/x", "200")
+    assert row.get("tokens_processed_note", "window") == "window"
+    entry = read_ledger(path, argument="x").entries[-1]
+    assert entry.value("tokens.total") == 200
+    assert entry.value("tokens.whole_run_total") is None
+    assert entry.value("throughput.tokens_per_s") == 20
+    for earlier in before:
+        window = float(earlier["tok_per_s"]) * float(earlier["window_s"])
+        assert float(earlier["tokens_processed"]) == pytest.approx(window, rel=1e-9)
 
 
 def test_a_full_disk_at_the_ledger_puts_the_row_beside_it(configuration: Write) -> None:
@@ -464,6 +529,24 @@ def test_a_model_there_is_not_is_one_line(configuration: Write) -> None:
 # -- the three situations of the guide ------------------------------------------------------------
 
 
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose PCI bus has one NVIDIA device, beside one of another maker."""
+    for slot, maker in (("00", "0x1af4"), ("01", "0x10de")):
+        (tmp_path / "pci" / slot).mkdir(parents=True)
+        (tmp_path / "pci" / slot / "vendor").write_text(f"{maker}\n")
+    monkeypatch.setattr(sensors, "_PCI", tmp_path / "pci")
+    return tmp_path / "pci" / "01" / "vendor"
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def refuses() -> None:
+        raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
+
+
+@pytest.mark.usefixtures("nvidia")
 def test_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     said = str(sensors.warning())
@@ -480,14 +563,23 @@ def test_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
         (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient permissions"),
     ],
 )
+@pytest.mark.usefixtures("nvidia")
 def test_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: int, words: str) -> None:
-    def refuses() -> None:
-        raise pynvml.NVMLError(error)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
+    refusing(monkeypatch, error)
     said = str(sensors.warning())
     assert said.startswith(f"[train] Warning: Could not import metrics: {words}")
     assert "training goes on" in said
+
+
+def test_without_an_nvidia_gpu_nvml_is_no_matter(
+    nvidia: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time and tokens are measured all the same, and energy where RAPL or another has it."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    nvidia.write_text("0x8086\n")
+    refusing(monkeypatch, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert sensors.warning() is None
 
 
 # -- facts ----------------------------------------------------------------------------------------

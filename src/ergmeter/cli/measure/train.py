@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from ergmeter.cli.measure.torch_workload import needing
 from ergmeter.cli.options import flag, path_option, print_json, progress_bar, repeated, with_default
+from ergmeter.cli.run_options import with_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ _LINE_S = 30.0
     metavar="KEY=VALUE",
     help="Change one key of it, such as train.max_steps=50. May be repeated.",
 )
+@with_sink
 @path_option("--out", help="The run directory to make. [default: runs/DATE-train-BACKEND-xxxx]")
 @with_default(
     "--repeats",
@@ -62,6 +65,7 @@ _LINE_S = 30.0
 def command(
     config_path: Path,
     changes: tuple[str, ...],
+    sinks: tuple[str, ...],
     out: Path | None,
     repeats: int,
     interleave: tuple[Path, ...],
@@ -82,6 +86,8 @@ def command(
     """
     from ergmeter.workloads.sft.config_file import load
 
+    if sinks:
+        changes = (*changes, f"train.report_to={json.dumps(sinks)}")
     settings = _changes(changes)
     configs = [load(path, changes=settings) for path in (config_path, *interleave)]
     if repeats > 1 or interleave:
@@ -91,13 +97,14 @@ def command(
             configs, repeats, changes=changes, out=out, cool_down_s=cool_down_s, quiet=quiet
         )
     config = configs[0]
-    training = _workload(config)
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
 
-    with _progress(config, quiet=quiet or as_json) as tell:
-        outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # libraries print, too
+        training = _workload(config)
+        with _progress(config, quiet=quiet or as_json) as tell:
+            outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
     if outcome.is_first:
         _show(outcome, report=config.report if report is None else report, as_json=as_json)
     if outcome.signal is not None:

@@ -177,7 +177,8 @@ _CARBON = _carbon(
     needs=_GRID,
     compute=co2e_g,
     quantity="energy",
-    views="card 660 in energy; report 150; model card 180 in all steps expected",
+    views="card 660 in energy; report 150; model card 180 in all steps expected;"
+    " ledger 70 as co2e_g; ledger notes 50 as co2e_g",
 )
 _MARKET_CARBON = _carbon(
     "carbon.market_co2e_g",
@@ -260,7 +261,7 @@ _ENERGY = _cost(
     needs=("energy", "a price per kWh"),
     compute=energy,
     quantity="energy",
-    views="card 710 in energy",
+    views="card 710 in energy; ledger 80 as energy_cost; ledger notes 60 as energy_cost",
 )
 
 COST_METRICS = [
@@ -272,7 +273,7 @@ COST_METRICS = [
         needs=_RENT,
         compute=partial(gpu, is_whole_run=True),
         quantity="whole-run speed",
-        views="card 690 in energy; report 160",
+        views="card 690 in energy; report 160; ledger 90 as gpu_cost; ledger notes 70 as gpu_cost",
     ),
     per_million_tokens(
         _GPU,

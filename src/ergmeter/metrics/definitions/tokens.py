@@ -8,12 +8,13 @@ says which it was. A program's output seldom says: its count is called "tokens a
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, sft_play
+from ergmeter.metrics.catalog import Metric, over_whole_run, sft_play
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.ranks import (
     counting,
@@ -320,13 +321,7 @@ METRICS = [
         formula="sum of tokens of the counted steps; of ranks that share their tokens (--layout),"
         " of one",
         compute=total_tokens,
-        aliases=sft_play(
-            "tokens_processed",
-            "tokens",
-            "tokens of the counted steps; the original counted collated batches, evaluation and"
-            " prefetch included",
-        ),
-        views="model card 60",
+        views="model card 60; ledger 60 as window_tokens",
     ),
     _of_tokens(
         "tokens.per_step",
@@ -377,3 +372,10 @@ METRICS = [
         steps_dropped,
     ),
 ]
+_PROCESSED = sft_play(
+    "tokens_processed",
+    "tokens",
+    "tokens of all training steps, warm-up included; the original counted collated batches,"
+    " evaluation and prefetch included",
+)
+METRICS += [replace(m, aliases=_PROCESSED) for m in over_whole_run(METRICS, "tokens.total")]

@@ -8,6 +8,7 @@ none of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from ergmeter.config_file import (
     with_line,
 )
 from ergmeter.errors import UsageError, closest
+from ergmeter.runlog.settings import Settings
 
 BUILTIN = "builtin:"  # a model or a data set that is made here, with no network
 
@@ -79,6 +81,27 @@ Share = Annotated[Number, Field(ge=0, lt=1)]
 When = Annotated[
     Literal["no", "steps", "epoch"], BeforeValidator(lambda when: "no" if when is False else when)
 ]
+
+
+def _sinks(value: object) -> tuple[object, ...]:
+    """Sinks as a Meter takes them: NAME, NAME:OPTION=VALUE, or a name with its options."""
+    from ergmeter.meter.sink_feed import planned  # noqa: PLC0415  only those who name some
+
+    sinks: list[Any] = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            sinks += [(name, options or {}) for name, options in item.items()]
+        elif item != "none":  # as transformers spells an empty list
+            sinks.append(item)
+    try:
+        planned(sinks)
+    except UsageError as error:  # pydantic takes a ValueError
+        raise ValueError(f"has a bad entry: {error}") from error
+    return tuple(sinks)
+
+
+# To YAML `NO`, Norway's code, is False.
+Grid = Annotated[Text, BeforeValidator(lambda name: "NO" if name is False else name)]
 # The schedules of transformers that need no further settings.
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
@@ -154,6 +177,8 @@ class Train(ConfigModel):
     resume: StrictBool = False
     dataloader_workers: CountOrZero = 0
     tensorboard: StrictBool = False
+    report_to: Annotated[tuple[Any, ...], BeforeValidator(_sinks)] = ()
+    sinks_every_s: Positive = 10.0
     trainer: Literal["transformers", "trl"] = "transformers"
 
 
@@ -186,6 +211,21 @@ class Metrics(ConfigModel):
     log_vram_every_s: Positive = 1.0
     results_csv: FilePath = Path("outputs/energy_results.csv")
     hf_memory: StrictBool = False  # the Trainer's own tracker, whose thread may cost half the speed
+    # What carbon and cost are computed with; `Settings` checks the values.
+    grid: Grid | None = None
+    grid_g_per_kwh: Number | None = None
+    grid_source: Text | None = None
+    pue: Number | None = None
+    pue_source: Text | None = None
+    price_per_gpu_hour: Number | None = None
+    price_per_kwh: Number | None = None
+    currency: Text | None = None
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The given values that a Meter takes: the warm-up, and those for carbon and cost."""
+        names = {"grid", *(field.name for field in fields(Settings))}
+        return self.model_dump(include=names, exclude_none=True)
 
 
 class SftSettings(ConfigModel):
@@ -229,7 +269,7 @@ BUILTIN_TYPES = {"tiny": "causal", "tiny-seq2seq": "seq2seq", "1b": "causal"}
 
 def contradictions(config: SftSettings) -> list[str]:
     """Yields a line for each contradiction, with what to do."""
-    checks = (_model, _tuning, _schedule, _data, _packing, _blocks, _mixture)
+    checks = (_model, _tuning, _schedule, _data, _packing, _blocks, _mixture, _metrics)
     return [line for check in checks for line in check(config)]
 
 
@@ -351,12 +391,21 @@ def _mixture(config: SftSettings) -> Iterator[str]:
         yield f"datasets is for task_mode cpt_mixed; got {config.task_mode}"
 
 
+def _metrics(config: SftSettings) -> Iterator[str]:
+    try:
+        Settings.declared(None, config.metrics.declared)
+    except UsageError as error:
+        yield f"metrics: {error}"
+    if config.train.report_to and not config.metrics.enable_energy_logging:
+        yield "train.report_to needs metrics.enable_energy_logging: true"
+
+
 # Of the original, with what to do about each.
 NO_USE = {
     "mode": "the original never read it; write task_mode",
     "run_name": "remove it; train.output_dir tells runs apart",
     "stride": "remove it: windows that overlap count a token twice",
-    "logging": "write train.logging_steps and train.tensorboard",
+    "logging": "write train.logging_steps and train.report_to",
     "model.revision": "remove it; load that revision into a folder and give its path as model.name",
     "data.format": "remove it; the format is told by the file's own keys",
     "data.split": "remove it; give data.train_path and data.val_path",
@@ -366,7 +415,6 @@ NO_USE = {
     "train.metric_for_best_model": "remove it; early stopping goes by the evaluation's loss",
     "train.greater_is_better": "remove it; early stopping goes by the evaluation's loss",
     "train.overwrite_output_dir": "remove it; choose another train.output_dir",
-    "train.report_to": "write train.tensorboard: true",
 }
 
 
@@ -383,6 +431,7 @@ OTHER_NAMES = {
         "num_warmup_steps": "warmup_steps",
         "eval_strategy": "evaluation_strategy",
         "dataloader_num_workers": "dataloader_workers",
+        "sinks": "report_to",
     },
 }
 _SECTIONS: dict[str, type[ConfigModel]] = {

@@ -70,6 +70,7 @@ def training_facts(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str
         "threads": None if torch.cuda.is_available() else torch.get_num_threads(),
         "git_commit": commit(),
         "config": config.path.stem,
+        "currency": config.metrics.currency,
     }
 
 

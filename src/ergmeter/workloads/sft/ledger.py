@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.ledgers import measured_columns, part_columns
+from ergmeter.compare.ledgers import TOKENS, WINDOW_TOKENS, measured_columns, part_columns
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.evidence.gpu_use import board_facts
@@ -42,8 +43,11 @@ MORE = (
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
-_EARLIER_COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE)  # of a ledger of version 0.1.0
-COLUMNS = (*_EARLIER_COLUMNS, *part_columns())
+ADDED = (WINDOW_TOKENS, "co2e_g", "energy_cost", "gpu_cost")
+_FIRST = (*appended_file.LEDGER_COLUMNS, *MORE)  # of a ledger of version 0.1.0
+_SECOND = (*_FIRST, *(name for name, (of, _) in part_columns().items() if of not in ADDED))
+_EARLIER = (_FIRST, _SECOND)
+COLUMNS = (*_SECOND, *ADDED, "currency", *(name for name in part_columns() if name not in _SECOND))
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,11 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
 
 def check(path: Path) -> None:
     """Raises UsageError if the ledger has other columns. Does not create the file."""
-    if path.is_file() and path.stat().st_size:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            there = tuple(next(csv.reader(file), ()))
-        if there not in (COLUMNS, _EARLIER_COLUMNS):
-            raise UsageError(
-                f"metrics.results_csv: {path} has other columns, as ledgers of SFT-Play or of"
-                " another version have; move it away or give another name (erg compare reads both)"
-            )
+    if _columns(path) not in ((), COLUMNS, *_EARLIER):
+        raise UsageError(
+            f"metrics.results_csv: {path} has other columns, as ledgers of SFT-Play or of"
+            " another version have; move it away or give another name (erg compare reads both)"
+        )
 
 
 def append_row(path: Path, cells: Mapping[str, object]) -> LedgerRow:
@@ -110,14 +111,22 @@ def as_text(cells: Mapping[str, object]) -> str:
 
 
 def _append(path: Path, cells: Mapping[str, object]) -> None:
+    columns = _columns(path)
+    is_earlier = columns in _EARLIER  # with the window's tokens as `tokens_processed`
+    file = appended_file.CsvFile(path, columns if is_earlier else COLUMNS)
+    source = {name: name.replace(TOKENS, WINDOW_TOKENS) if is_earlier else name for name in columns}
     try:
-        file = appended_file.CsvFile(path, COLUMNS)
-    except UsageError:  # it has other columns
-        file = appended_file.CsvFile(path, _EARLIER_COLUMNS)
-    try:
-        file.append({name: _cell(cells.get(name)) for name in file.columns})
+        file.append({name: _cell(cells.get(source.get(name, name))) for name in file.columns})
     finally:
         file.close()
+
+
+def _columns(path: Path) -> tuple[str, ...]:
+    """The columns of a ledger; none if there is no such file, or an empty one."""
+    if not path.is_file():
+        return ()
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return tuple(next(csv.reader(file), ()))
 
 
 def _cell(value: object) -> object:
@@ -137,6 +146,7 @@ def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
         if isinstance(reading, Reading) and reading.impossible:
             notes.append(f"{name} is impossible: {reading.impossible.replace(';', ',')}")
         if isinstance(reading, Missing):
-            reason = reading.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
+            reason = re.split(r" \(|: --", reading.reason)[0]  # all of it is in the run
+            reason = reason.replace(";", ",")
             notes.append(f"no {name}: {' '.join(reason.split())}")
     return "; ".join(notes)

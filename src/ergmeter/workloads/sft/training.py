@@ -32,15 +32,21 @@ if TYPE_CHECKING:
     from ergmeter.workloads.sft.progress import TrainingProgress
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
-# lists. Without a sensor the training runs and its energy cells stay empty.
+# lists, where there is an NVIDIA GPU. Without a sensor the training runs and its energy cells stay
+# empty.
 
 
+_PCI = Path("/sys/bus/pci/devices")  # each device there has its maker's number in `vendor`
+_NVIDIA = "0x10de\n"
 _HEAD = "[train] Warning: Could not import metrics: "
 _UNMEASURED = "training goes on, the GPU's energy is not measured"
 
 
 def warning() -> str | None:
-    """What keeps the GPU's sensors from being read; None where nothing does."""
+    """What keeps an NVIDIA GPU's sensors from being read; None where nothing does, or none is."""
+    is_used = torch.cuda.is_available() and torch.version.hip is None
+    if not is_used and not any(file.read_text() == _NVIDIA for file in _PCI.glob("*/vendor")):
+        return None
     try:
         import pynvml  # noqa: PLC0415  its absence is one of the answers
     except ImportError:
@@ -51,9 +57,7 @@ def warning() -> str | None:
         if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
             todo = "give this user read and write access to /dev/nvidia*"
             return f"{_HEAD}Insufficient permissions ({_UNMEASURED}: {todo})"
-        todo = (
-            "check the NVIDIA driver with nvidia-smi; without an NVIDIA GPU this is as it must be"
-        )
+        todo = "check the NVIDIA driver with nvidia-smi"
         return f"{_HEAD}NVML initialization failed ({error}; {_UNMEASURED}: {todo})"
     pynvml.nvmlShutdown()
     return None
@@ -140,7 +144,9 @@ def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> M
     return Meter(
         out,
         name=f"train-{config.tuning.backend}",
-        warmup_s=metrics.warmup_s,
+        sinks=config.train.report_to,
+        sinks_every_s=config.train.sinks_every_s,
+        **metrics.declared,
         probe_options={
             "nvml": {
                 "period_s": metrics.sample_interval_s,
