@@ -2,14 +2,19 @@
 
 Where a flag is not given, the scenarios' own axes hold, and after them FMS's defaults. Scenarios
 that name no command run `sft_trainer`, as FMS's do. A directory of results is taken up again.
+
+What the Python of `sft_trainer` lacks is looked up there, once before the first cell.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +25,29 @@ from ergmeter.bench.execute import launching as secrets
 from ergmeter.bench.overview import varying
 from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import BenchPlan
+from ergmeter.bench.plan.cells import PYTHON, BenchPlan, Cell, own_python
 from ergmeter.bench.plan.plan import plan
+from ergmeter.bench.plan.scenarios import ACCELERATE, CONFIG_VARIABLE
 from ergmeter.cli.compare.bench import wrong
 from ergmeter.compat import fms
 from ergmeter.errors import ErgmeterError, PluginError
 from ergmeter.views import bench as bench_plan
 from ergmeter.views import bench as bench_run
 
-SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
+ROOT = Path(__file__).resolve().parents[1]
+SCENARIOS = ROOT / "scenarios" / "scenarios.yaml"
+FMS_PYTHON = ROOT / ".venv-fms" / "bin" / "python"  # `./dev fms` makes it
 INTERRUPTED = 130
+LOOK_UP_S = 120
+# Prints those of its arguments that are no modules.
+LOOK_UP = "import sys; from importlib.util import find_spec; print(*filter(lambda n: not find_spec(n), sys.argv[1:]))"  # noqa: E501
+OTHER_PYTHON = "--command '/path/of/python -m tuning.sft_trainer {arguments}'"
+CURES = {
+    "tuning": f"it is fms-hf-tuning's; name a Python that has it by {OTHER_PYTHON}",
+    "flash_attn": "install flash-attn there, which needs nvcc, or write `use_flash_attn: false`"
+    " into the arguments",
+    "fms_acceleration": "install fms-acceleration and the plugin of the framework there",
+}
 
 
 def truth(text: str) -> bool:
@@ -45,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="benchmark.py",
         description=(__doc__ or "").splitlines()[0],
-        epilog="docs/migrating-from-fms.md says what is different.",
+        epilog="docs/from-fms.md says what is different.",
     )
     many: dict[str, Any] = {"nargs": "+", "metavar": "N"}
     made.add_argument(
@@ -73,7 +91,11 @@ def parser() -> argparse.ArgumentParser:
         help="the file of scenarios; default: %(default)s")  # fmt: skip
     add("--defaults_config_path", type=Path, help="default: defaults.yaml beside the scenarios")
     add("--dataset_save_path", type=Path, help="where data is kept; default: data/ of the results")
-    add("--accelerate_config", type=Path, help="default: accelerate.yaml beside the scenarios")
+    add("--contents", type=Path, metavar="FILE",
+        help="shortnames and their files; default: CONTENTS.yaml beside the scenarios, or in"
+        " ../../sample-configurations of their folder")  # fmt: skip
+    add("--accelerate_config", type=Path,
+        help="default: accelerate.yaml beside the scenarios, else in scenarios/")  # fmt: skip
     add("--results_output_path", type=Path, default=Path("benchmark_results"),
         help="of results; taken up again if it is there; default: %(default)s")  # fmt: skip
     add("--process_port", type=int, help="no effect: each cell gets a free port")
@@ -85,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     add("--nvidia_smi_interval", type=float, default=nvidia_smi_logger.INTERVAL_S, help="seconds")
     add("--log_memory_hf", action="store_true", help="the Trainer's tracker, in every cell")
     add("--command", help="of all scenarios, whatever they name; default: theirs, else sft_trainer")
+    add("--install_sft_trainer", action="store_true",
+        help="put fms-hf-tuning into .venv-fms first, if cells need it and lack it")  # fmt: skip
     add("--repeats", type=int, help="run each cell so many times")
     add("--move_aside", action="store_true", help="keep earlier results under another name")
     add("--cool_down", type=float,
@@ -95,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
 def planned(given: argparse.Namespace) -> BenchPlan:
     """The plan that the flags ask for."""
     pairs = given.acceleration_framework_config_keypairs
+    beside = given.scenarios_config_path.with_name(ACCELERATE)
+    configs = (given.accelerate_config, beside if beside.is_file() else None)
     return plan(
         given.scenarios_config_path,
         num_gpus=given.num_gpus,
@@ -106,8 +132,9 @@ def planned(given: argparse.Namespace) -> BenchPlan:
         command=given.command,
         otherwise="sft_trainer",
         defaults=given.defaults_config_path,
+        contents=given.contents,
         frameworks=dict(zip(pairs[::2], pairs[1::2], strict=True)),
-        accelerate_config=given.accelerate_config,
+        accelerate_config=next(filter(None, configs), SCENARIOS.with_name(ACCELERATE)),
         log_memory_hf=given.log_memory_hf,
         data_stage=not given.no_data_processing,
         check=wrong,
@@ -131,7 +158,69 @@ def preload(made: BenchPlan) -> None:
     """Look each model up before hours of the others."""
     names = {str(cell.settings.get("model_name_or_path", "builtin:")) for cell in made.cells}
     for name in sorted(one for one in names if not one.startswith("builtin:")):
-        importlib.import_module("transformers").AutoConfig.from_pretrained(name)
+        try:
+            importlib.import_module("transformers").AutoConfig.from_pretrained(name)
+        except ImportError:
+            say("--preload_models: there is no transformers here, so no model is looked up")
+            return
+        except (OSError, ValueError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise ErgmeterError(f"the model {name} can't be had: {why}") from error
+
+
+def lacking(python: str, names: Iterable[str]) -> list[str]:
+    """Those of these modules that a Python has not; all of them where it does not run."""
+    names = list(names)
+    if shutil.which(python) is None:
+        return names
+    words = [python, "-c", LOOK_UP, *names]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LOOK_UP_S, check=False)
+    return done.stdout.split() if done.returncode == 0 else names
+
+
+def imported(cells: Iterable[Cell]) -> dict[str, set[str]]:
+    """The modules that cells of sft_trainer import, by their Python."""
+    modules: dict[str, set[str]] = {}
+    for cell in cells:
+        # Who sets the path of a cell's modules knows what is on it.
+        if not cell.is_of_fms or cell.skip or "PYTHONPATH" in cell.environment:
+            continue
+        python = own_python("tuning") if cell.command[0] == PYTHON else cell.command[0]
+        names = modules.setdefault(python, set())
+        names.add("tuning")
+        if str(cell.settings.get("use_flash_attn")).lower() == "true":
+            names.add("flash_attn")
+        if CONFIG_VARIABLE in cell.environment:
+            names.add("fms_acceleration")
+    return modules
+
+
+def install(cells: Iterable[Cell]) -> None:
+    """Put fms-hf-tuning where cells look for it, unless they find it or look elsewhere."""
+    if str(FMS_PYTHON) not in imported(cells) or not lacking(str(FMS_PYTHON), ["tuning"]):
+        return
+    say(
+        f"nothing here has fms-hf-tuning: it goes into {FMS_PYTHON.parents[1]}, some GB, in minutes"
+    )
+    words = [str(ROOT / "dev"), "fms"]
+    if subprocess.run(words, env={**os.environ, "PYTHON": sys.executable}, check=False).returncode:
+        raise PluginError(
+            "fms-hf-tuning could not be installed, see above: name a Python that has it by"
+            f" {OTHER_PYTHON}"
+        )
+
+
+def lacks_of_fms(cells: Iterable[Cell]) -> str:
+    """What the Pythons of sft_trainer lack, in one line; nothing where they have all."""
+    lines = []
+    for python, names in imported(cells).items():
+        if shutil.which(python) is None:
+            lines.append(f"there is no {python}; name a Python that has tuning by {OTHER_PYTHON}")
+            continue
+        lines += [
+            f"{python} lacks {name}: {CURES[name]}" for name in lacking(python, sorted(names))
+        ]
+    return "; ".join(lines)
 
 
 def run(given: argparse.Namespace, made: BenchPlan) -> int:
@@ -193,13 +282,19 @@ def main() -> int:
     given = flags.parse_args()
     if len(given.acceleration_framework_config_keypairs) % 2:
         flags.error("--acceleration_framework_config_keypairs takes pairs: a name and its file")
+    os.environ.setdefault("ERGMETER_FMS_PYTHON", str(FMS_PYTHON))
     try:
         made = planned(given)
         secrets.export_secrets(made.keys)
-        has_gpus = bool(launching.gpus_here())
+        on_gpus = given.dry_run and given.num_gpus is not None
+        has_gpus, notes = launching.dry_run_gpus(made.cells, on_gpus=on_gpus)
+        if given.install_sft_trainer and not given.dry_run:
+            install(made.cells)
         lacks = erg_train.missing_packages(made.cells, has_gpus=has_gpus)
+        lacks = lacks or lacks_of_fms(made.cells)
         if given.dry_run:
-            sys.stderr.write(f"benchmark.py: {lacks}\n" if lacks else "")
+            for line in (*notes, *filter(None, [lacks])):
+                sys.stderr.write(f"benchmark.py: {line}\n")
             for cell in made.cells:
                 at = state.directory_of(given.results_output_path, cell).resolve()
                 how = launching.command_line(launching.start(cell, at, has_gpus=has_gpus))
@@ -214,6 +309,9 @@ def main() -> int:
     except ErgmeterError as error:
         sys.stderr.write(f"benchmark.py: {error}\n")
         return error.exit_code
+    except OSError as error:  # such as of data that can't be fetched
+        sys.stderr.write(f"benchmark.py: {' '.join(str(error).split())}\n")
+        return 1
 
 
 if __name__ == "__main__":

@@ -5,10 +5,16 @@
 #   bash scripts/run_benchmarks.sh NUM_GPUS_MATRIX EFFECTIVE_BS_MATRIX RESULT_DIR ...   (its later order,
 #                                  known by a second argument of numbers alone)
 #
+# Two options, anywhere among these: --command TEXT, what every cell runs (`erg train`, or such as
+# '/path/of/python -m tuning.sft_trainer {arguments}'), and --contents FILE, the CONTENTS.yaml.
+# Scenarios that name no command run sft_trainer. Where no Python here has fms-hf-tuning, it is put into
+# .venv-fms first, from the package index.
+#
 # Without arguments: a small representative set. RESULT_DIR is benchmark_outputs where it is not given.
 # SCENARIOS_FILTER: names; "none", "" or not given: all but slow ones.
 # DRY_RUN, NO_DATA_PROCESSING, NO_OVERWRITE=true|false; MEMORY_LOGGING=huggingface|nvidia|all.
-# CONTENTS.yaml is looked for beside the scenarios and in ../../sample-configurations of them.
+# CONTENTS.yaml is looked for beside the scenarios and in ../../sample-configurations of them,
+# accelerate.yaml beside the scenarios and then in ../scenarios of this script.
 # For nvidia-smi: NVIDIA_SMI_KEYWORDS (timestamp,name,index,memory.used), NVIDIA_SMI_INTERVAL (1, in seconds).
 # Results are never deleted: those of an earlier run are moved aside once the new plan is known to be
 # sound. With NO_OVERWRITE=true the script goes on with them: nothing done runs again, what is new is
@@ -18,13 +24,26 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 fail() { echo "run_benchmarks.sh: $*" >&2; exit 2; }
 
-case "${1-}" in
--h | --help)
-    sed -n '2,/^set -eu/s/^# \{0,1\}//p' "$0"
-    exit 0
-    ;;
--*) fail "takes no options; got '$1'. The order is NUM_GPUS RESULT_DIR SCENARIOS FILTER; see --help" ;;
-esac
+order="the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+words=() options=()
+while [ "$#" -gt 0 ]; do
+    case "$1" in
+    -h | --help)
+        sed -n '2,/^set -eu/s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+    --command | --contents)
+        [ "$#" -gt 1 ] || fail "$1 needs a value"
+        options+=("$1" "$2")
+        shift
+        ;;
+    --command=* | --contents=*) options+=("$1") ;;
+    -*) fail "takes the options --command and --contents; got '$1'; $order; see --help" ;;
+    *) words+=("$1") ;;
+    esac
+    shift
+done
+set -- ${words[@]+"${words[@]}"}
 
 true_or_false() { # NAME VALUE
     case "$2" in true | false) ;; *) fail "$1 must be true or false; got '$2'" ;; esac
@@ -56,17 +75,18 @@ filter=${4-$small}
 
 # Scenarios are a file; a folder to put results in that is one, is an argument in the wrong place.
 [ ! -f "$results" ] ||
-    fail "RESULT_DIR is the file $results; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+    fail "RESULT_DIR is the file $results; $order"
 if [ ! -f "$scenarios" ]; then
     beside="$here/../scenarios/$scenarios"
     [ ! -d "$scenarios" ] ||
-        fail "SCENARIOS_CONFIG is the folder $scenarios; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+        fail "SCENARIOS_CONFIG is the folder $scenarios; $order"
     [ -f "$beside" ] ||
-        fail "no scenarios at $scenarios; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+        fail "no scenarios at $scenarios; $order"
     scenarios=$beside
 fi
 
 flags=(--scenarios_config_path "$scenarios" --results_output_path "$results" --preload_models)
+flags+=(--install_sft_trainer ${options[@]+"${options[@]}"})
 # shellcheck disable=SC2206  numbers, to be split
 {
     [ -z "$gpus" ] || flags+=(--num_gpus_matrix $gpus)

@@ -285,7 +285,7 @@ def test_a_ledger_row_is_marked_when_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bench_row_has_the_value_and_the_reason(run: Run) -> None:
-    row = run_columns(run.path, {}, num_gpus=1)
+    row = run_columns(run.path, {}, [], num_gpus=1)
     assert row["mfu_frac"] == pytest.approx(SHARE)
     assert json.loads(row["impossible"]) == {"mfu_frac": WHY}
 

@@ -265,7 +265,7 @@ class Configuration:
 
 _FACTS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
-    *("settings", "path", "missing", "impossible", *COMMON),
+    *("settings", "path", "missing", "impossible", "damaged", *COMMON),
 )
 _FEWEST = 3  # repeats that an interval is told of
 _WELL = ("ok", *_WAITING)
@@ -330,10 +330,14 @@ class Overview:
         self.absences.add(row)
         self._keep(row)
         for line in _troubles(row):
-            if self._most is None or len(self.troubles) < self._most:
-                self.troubles.append(line)
-            else:
-                self.more_troubles += 1
+            self.add_trouble(line)
+
+    def add_trouble(self, line: str) -> None:
+        """Add a line to the troubles; only count it if there are `most` already."""
+        if self._most is None or len(self.troubles) < self._most:
+            self.troubles.append(line)
+        else:
+            self.more_troubles += 1
 
     def _keep(self, row: Mapping[str, Any]) -> None:
         key = repeats_of(row)
@@ -404,6 +408,8 @@ def _troubles(row: Mapping[str, Any]) -> list[str]:
         )
     if row["claims_broken"]:
         troubles.append(f"cell {row['index']} is not what it says: {row['claims_broken']}")
+    if row["damaged"]:
+        troubles.append(f"cell {row['index']}: damaged, left out: {row['damaged']}")
     return troubles
 
 

@@ -43,11 +43,12 @@ from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Reading, mapped
+from ergmeter.runlog.format import RUN_FILE
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -63,7 +64,9 @@ _OF_ALL = {
 _EACH = ("memory_allocator_devices_bytes", "memory_allocator_ids")
 
 
-def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> dict[str, Any]:
+def run_columns(
+    path: Path, missing: dict[str, str], damaged: list[str], *, num_gpus: int | None
+) -> dict[str, Any]:
     """The columns that the run at this path fills; reasons for the others go into `missing`."""
     columns = _run_metrics()
     try:
@@ -71,6 +74,7 @@ def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) ->
     except ErgmeterError as error:
         why = str(error) if path.exists() else "the cell left no run"
         missing |= dict.fromkeys((*columns, *_EACH), why)
+        damaged += [why] if isinstance(error, FormatError) and (path / RUN_FILE).exists() else []
         return {}
     row = {name: _reading(evidence, metric, missing) for name, metric in columns.items()}
     read = {name: reading for name, reading in row.items() if reading is not None}
@@ -96,7 +100,9 @@ def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) ->
         columns_read["rates_from"] = tables.FROM_RUN
         columns_read["window"] = evidence.window_kind
     run = evidence.run
-    return columns_read | _run_facts(run) | _nvml(run) | _allocators(run, missing)
+    columns_read |= _run_facts(run) | _nvml(run) | _allocators(run, missing)
+    damaged += run.damage
+    return columns_read
 
 
 @cache
@@ -118,7 +124,7 @@ def _reading(evidence: Evidence, metric: Metric, missing: dict[str, str]) -> Rea
 
 def _run_facts(run: Run) -> dict[str, Any]:
     """Facts in the run's header: its losses are those of the whole training."""
-    named = {"loss": "train_loss", "eval_loss": "eval_loss"}
+    named = {"loss": "train_loss", "eval_loss": "eval_loss", MEAN_LOSS: MEAN_LOSS}
     losses = {name: run.workload.get(key) for name, key in named.items()}
     gpus = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
     numbers: dict[str, Any] = {n: float(v) for n, v in losses.items() if isinstance(v, int | float)}
@@ -165,15 +171,15 @@ FMS_STAGES = ("init", "train")
 SAVED = "all_results.json"
 _IS_MEMORY = re.compile(r"_mem_[cg]pu")
 _USED = "memory.used"
+_SHOWN = 80  # characters of a damaged file's first line
 
 
-def saved_by_trainer(output_dir: Path) -> dict[str, float]:
+def saved_by_trainer(saved: Mapping[str, object]) -> dict[str, float]:
     """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned.
 
     What evaluate and predict took is nowhere else: they print before their tracker is read.
     """
-    saved = read_json(output_dir / SAVED).items()
-    figures = {name: number(value) for name, value in saved if _IS_MEMORY.search(name)}
+    figures = {name: number(value) for name, value in saved.items() if _IS_MEMORY.search(name)}
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -253,11 +259,11 @@ def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
                 used[device] = first, max(highest, value)
     if _USED not in log.names:
         raise FormatError(
-            f"{path}: no column {_USED} in its first line ({log.first or 'empty'}); log with"
-            " --query-gpu timestamp,name,index,memory.used --format csv"
+            f"{path.name}: no column {_USED} in its first line ({log.first[:_SHOWN]!r});"
+            " log with --query-gpu timestamp,name,index,memory.used --format csv"
         )
     if not used:
-        raise NotMeasurable(f"{path.name} holds no reading of {_USED}")
+        raise FormatError(f"{path.name} holds no reading of {_USED}")
     return used
 
 
@@ -287,11 +293,13 @@ def _smi_logs(cell: Path) -> dict[str, Path]:
     return {"" if path.name == SMI_LOG else f"{path.suffixes[-2][1:]}/": path for path in paths}
 
 
-def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[str, Any]:
+def of_smi(
+    cell: Path, row: Mapping[str, Any], missing: dict[str, str], damaged: list[str]
+) -> dict[str, Any]:
     """The columns of the cell's log, over those that the row has of NVML."""
     try:
         for path in _of_all_nodes(cell, SMI_NOTE):
-            problem = read_json(path).get("problem")
+            problem = _object(cell, path.name, damaged).get("problem")
             if problem:
                 raise NotMeasurable(str(problem))
         logs = _smi_logs(cell)
@@ -311,6 +319,7 @@ def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[
         why = missing.get("memory_device_peak_bytes", "no device's memory was read")
     except (NotMeasurable, FormatError) as error:
         why = str(error)
+        damaged += [why] if isinstance(error, FormatError) else []
         if row.get("memory_nvidia_from"):
             return {"memory_nvidia_note": f"read by NVML in the cell's run, not logged: {why}"}
     missing |= {name: why for name in tables.MEMORY if name.startswith("memory_nvidia_")}
@@ -320,6 +329,7 @@ def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[
 # The whole training, by the Trainer's names.
 
 RUNTIME, LOSS = "train_runtime", "train_loss"
+MEAN_LOSS = "mean_train_loss"  # what `erg train` calls the Trainer's train_loss in its run
 # By their names: our column, and whose counts must all be there for it.
 _TRAINER_RATES = {
     "train_samples_per_second": ("samples_per_s", "samples"),
@@ -448,7 +458,7 @@ def complete(cell: Path) -> None:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 7
+_MAKING = 8
 
 
 @cache
@@ -470,26 +480,54 @@ def _stamp(cell: Path) -> list[int]:
     return stamp
 
 
+def _object(
+    folder: Path, name: str, damaged: list[str], hook: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no file, or a damaged one."""
+    try:
+        document = json.loads((folder / name).read_bytes(), object_hook=hook)
+        if isinstance(document, dict):
+            return document
+        damaged.append(f"{name} holds no JSON object")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        damaged.append(f"{name} can't be read: {error}")
+    return {}
+
+
+def damaged_plan(directory: Path) -> list[str]:
+    """What is wrong with the plan of a directory of results: one line, or none."""
+    damaged: list[str] = []
+    _object(directory, state.PLAN, damaged, lambda _cell: {})  # thousands are not kept
+    return damaged
+
+
 def _row(cell: Path) -> dict[str, Any]:
-    cell_json, status = (read_json(cell / f"{n}.json") for n in ("cell", "status"))
-    results = _as_told(read_json(cell / RESULTS))
+    damaged: list[str] = []
+    cell_json, status = (_object(cell, name, damaged) for name in (state.CELL, state.STATUS))
+    if any(line.startswith(state.STATUS) for line in damaged):
+        reason = f"its {state.STATUS} is damaged: how it ended is not known"
+        status = {"status": "error", "reason": reason}
+    results = _as_told(_object(cell, RESULTS, damaged))
     arguments = {name: results[name] for name in ARGUMENTS if name in results}
     settings = {**arguments, **(cell_json.get("settings") or {})}
-    row = _identity(cell, cell_json, results) | _outcome(status, results)
+    row = _identity(cell, cell_json, results, damaged) | _outcome(status, results)
     row |= {name: _text(settings.get(name)) for name in ARGUMENTS}
     row["framework_config"] = row["framework_config"] or "none"
     row["max_seq_length"] = row["max_seq_length"] or _text(settings.get("max_seq_len"))
     missing: dict[str, str] = {}
     devices = row["num_gpus"] * row["nodes"] if row["num_gpus"] else None
     row |= tables.trainer_figures(results, devices)
-    row = _with_run(row, run_columns(cell / "run", missing, num_gpus=devices))
-    results = {**saved_by_trainer(cell / "hf"), **results}
+    row = _with_run(row, run_columns(cell / "run", missing, damaged, num_gpus=devices))
+    results = {**saved_by_trainer(_object(cell, f"hf/{SAVED}", damaged)), **results}
     row |= of_trainer(results, missing)
-    row |= of_smi(cell, row, missing)
+    row |= of_smi(cell, row, missing, damaged) | {"damaged": "; ".join(damaged)}
     row |= {"settings": json.dumps(settings, sort_keys=True), "raw": json.dumps(results)}
     row["training"] = None
+    loss = row.pop(MEAN_LOSS, row.get("loss"))
     if row["status"] == "ok":
-        figures = trainer_totals(results, cell / "run", ranks=devices, loss=row.get("loss"))
+        figures = trainer_totals(results, cell / "run", ranks=devices, loss=loss)
         row["training"] = json.dumps(figures, sort_keys=True)
     return tables.with_headline_rate(row, missing) | {"path": str(cell)}
 
@@ -517,13 +555,18 @@ def _rate_unit(column: str) -> str:
 
 
 def _identity(
-    cell: Path, cell_json: Mapping[str, Any], results: Mapping[str, Any]
+    cell: Path, cell_json: Mapping[str, Any], results: Mapping[str, Any], damaged: list[str]
 ) -> dict[str, Any]:
+    group = ""
+    try:
+        group = Cell.from_json(cell_json).group if cell_json else ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        damaged.append(f"{state.CELL} is no cell: {type(error).__name__}: {error}")
     gpus = cell_json.get("num_gpus") or number(results.get("num_gpus"))
     return {
         "index": int(cell.name.removeprefix("exp_")),
         "id": cell_json.get("id") or "",
-        "group": Cell.from_json(cell_json).group if cell_json else "",
+        "group": group,
         "scenario": cell_json.get("scenario") or "",
         "repeat": cell_json.get("repeat") or 1,
         "num_gpus": int(gpus) if gpus else None,

@@ -32,7 +32,7 @@ from ergmeter.metrics.catalog import bench_columns
 from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 VERSION = 1
@@ -106,6 +106,7 @@ REST = {
     "device": pa.string(),
     "missing": pa.string(),  # JSON: column to the reason why it is empty
     "impossible": pa.string(),  # JSON: column to the reason why its value cannot be right
+    "damaged": pa.string(),  # files that were left out, each with what is wrong, joined by "; "
     "settings": pa.string(),  # JSON: every argument and axis
     "raw": pa.string(),  # JSON: what results.json was told, or the reference's row, as it was
     "training": pa.string(),  # JSON: the whole training, warm-up included, by the Trainer's names
@@ -249,8 +250,12 @@ def is_ours(path: Path) -> bool:
 
 
 def is_fms(path: Path) -> bool:
-    """True if a CSV file has a metric of FMS's files."""
-    return bool(set(TRAINER_METRICS) & set(_header(path)))
+    """True if a CSV file has a metric of FMS's files, or cells that all failed."""
+    return _is_of_fms(_header(path))
+
+
+def _is_of_fms(names: Sequence[str]) -> bool:
+    return bool({*TRAINER_METRICS} & {*names}) or {"framework_config", "status"} <= {*names}
 
 
 def _header(path: Path) -> list[str]:
@@ -388,7 +393,7 @@ def read_fms_file(path: Path) -> pa.Table:
         raise FormatError(f"{path} can't be read as a table: {error}") from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
     header = reader.fieldnames or []
-    if not set(TRAINER_METRICS) & set(header):
+    if not _is_of_fms(header):
         raise FormatError(
             f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
             f" ({', '.join(header[:6]) or 'it is empty'}, ...)"

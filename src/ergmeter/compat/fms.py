@@ -1,9 +1,9 @@
 """Results in the form that FMS's programs and notebooks read: benchmarks.csv, raw_summary.csv.
 
 FMS's readers expect that a setting with one value in all rows is left out, unless it is on a list.
-The columns are known after the last row only, so rows wait in a file. Metrics stay in any case. A
-failed cell is a row without metrics. All metrics are of the whole training; our own tables
-(`results.parquet`, `results.csv`) have those after the warm-up.
+The columns are known after the last row only, so rows wait in a file. Metrics and `status` stay in
+any case. A failed cell is a row without metrics. All metrics are of the whole training; our own
+tables (`results.parquet`, `results.csv`) have those after the warm-up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BENCHMARKS, RAW = "benchmarks.csv", "raw_summary.csv"
 OURS = ("results.parquet", "results.csv")
 _ALWAYS_WRITTEN = (
     *("torch_dtype", "framework_config", "peft_method", "model_name_or_path", "num_gpus"),
-    *("per_device_train_batch_size", *TRAINER_NAMES),
+    *("per_device_train_batch_size", "status", *TRAINER_NAMES),
 )
 _MEM = "mem_"
 _ERRORS = ("error_messages", "dry_run")

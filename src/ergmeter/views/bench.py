@@ -121,7 +121,13 @@ def _warmup(cell: Cell) -> str:
 
 
 def _settings(cell: Cell, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={cell.settings[name]}" for name in names if name in cell.settings)
+    return ", ".join(_named_settings(cell, names))
+
+
+def _named_settings(cell: Cell, names: Sequence[str]) -> list[str]:
+    """Return `name=value` of each setting, in one line."""
+    there = {name: str(cell.settings[name]) for name in names if name in cell.settings}
+    return [f"{name}={value}".replace("\n", "\\n") for name, value in there.items()]
 
 
 def heading(cell: Cell) -> str:
@@ -196,8 +202,7 @@ _REST = -1  # key in `printed` for the cool-down line; not a cell number
 
 def label(cell: Cell, names: Sequence[str]) -> str:
     """Return a short name of a cell: the settings that differ between cells."""
-    parts = [f"{name}={cell.settings[name]}" for name in names if name in cell.settings]
-    return " ".join([cell.scenario, *parts, f"#{cell.repeat}"])
+    return " ".join([cell.scenario, *_named_settings(cell, names), f"#{cell.repeat}"])
 
 
 def counts(

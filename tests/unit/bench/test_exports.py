@@ -143,7 +143,7 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
         for one in made:
             add(tables.as_table([one]))
     shown = read(tmp_path / "benchmarks.csv")
-    assert list(shown[0]) == ["differs", "framework_config", "late", "num_gpus"]
+    assert list(shown[0]) == ["differs", "framework_config", "late", "num_gpus", "status"]
     assert [one["late"] for one in shown] == ["", "5", "6"]
     raw = read(tmp_path / "raw_summary.csv")
     assert [one["same"] for one in raw] == ["1", "1", "1", "2"]

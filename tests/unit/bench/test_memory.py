@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ergmeter.bench.results import of_trainer, smi_peaks
 from ergmeter.bench.tables import BYTES_PER_MIB, MEMORY
-from ergmeter.errors import FormatError, NotMeasurable
+from ergmeter.errors import FormatError
 
 # The example that the FMS guide prints.
 GUIDE = {
@@ -137,7 +137,7 @@ def test_a_log_without_memory_says_what_to_log(tmp_path: Path) -> None:
 
 
 def test_a_log_of_a_header_alone_is_no_measurement(tmp_path: Path) -> None:
-    with pytest.raises(NotMeasurable):
+    with pytest.raises(FormatError, match="holds no reading"):
         smi_peaks(log(tmp_path, "index, memory.used [MiB]\n"))
 
 

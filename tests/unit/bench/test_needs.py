@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ergmeter.bench.execute import launching
 from ergmeter.bench.plan.erg_train import missing_packages
 from ergmeter.bench.plan.plan import plan
 
@@ -31,6 +32,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if these were not installed."""
     for name in ("torch", "transformers", "peft", "bitsandbytes", "trl", "tuning"):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("ERGMETER_FMS_PYTHON", "/none/python")
 
 
 LORA = {"peft_method": "lora", "r": 4, "lora_alpha": 8}
@@ -45,7 +47,7 @@ LORA = {"peft_method": "lora", "r": 4, "lora_alpha": 8}
         ({"arguments": LORA, "framework_config": ["bnb"]}, "torch, transformers, peft, bitsandb"),
         ({"arguments": {"optim": "adamw_bnb_8bit"}}, "torch, transformers, bitsandbytes: pip"),
         ({"arguments": {"train.trainer": "trl"}}, "torch, transformers, trl: pip"),
-        ({"command": "sft_trainer"}, "tuning: install fms-hf-tuning"),
+        ({"command": "sft_trainer"}, "/none/python: `./dev fms` puts fms-hf-tuning there"),
         ({"command": "run {arguments}", "launch": "torchrun"}, "torch: pip install"),
     ],
 )
@@ -75,6 +77,30 @@ def test_unsloth_has_an_interpreter_of_its_own(
     )
     monkeypatch.setenv("ERGMETER_UNSLOTH_PYTHON", sys.executable)
     assert missing_packages(plan(path).cells, has_gpus=True) == ""
+
+
+def test_sft_trainer_has_an_interpreter_of_its_own_which_starts_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And --command names another, of which nothing is asked here."""
+    arguments = {"gradient_accumulation_steps": 1}
+    axes = {**AXES, "num_gpus": [2]}
+    path = scenarios(tmp_path, command="sft_trainer", arguments=arguments, axes=axes)
+    monkeypatch.setenv("ERGMETER_FMS_PYTHON", str(tmp_path / "python"))
+    said = missing_packages(plan(path).cells, has_gpus=True)
+    assert said.count("lacks") == 1
+    assert f"lacks {tmp_path}/python: `./dev fms` puts fms-hf-tuning there" in said
+    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in said
+    own = plan(path, command="/opt/python -m tuning.sft_trainer {arguments}")
+    assert missing_packages(own.cells, has_gpus=True) == ""
+    for made, python in ((plan(path), str(tmp_path / "python")), (own, "/opt/python")):
+        for has_gpus, launcher in ((True, "accelerate.commands.launch"),
+                                   (False, "torch.distributed.run")):  # fmt: skip
+            words = launching.start(made.cells[0], tmp_path / "exp_0", has_gpus=has_gpus).words
+            recorded = words[words.index("--") + 1 :]
+            assert recorded[:3] == (python, "-m", launcher)
+            ranks = recorded[recorded.index("--") + 1 :]
+            assert ranks[:3] == (python, "-m", "tuning.sft_trainer")
 
 
 def test_a_run_stops_before_its_first_cell_and_a_plan_says_it(

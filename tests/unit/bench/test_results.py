@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,18 @@ from rich.console import Console
 from ergmeter.bench import results, tables
 from ergmeter.bench.execute import state
 from ergmeter.bench.overview import overview
-from ergmeter.bench.plan.cells import Cell, Value
+from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
 from ergmeter.bench.tables import schema
 from ergmeter.compat import fms
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import bench_columns
-from ergmeter.records import Reading
+from ergmeter.records import Device, Reading, Sample
 from ergmeter.views.bench import report_document
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
 from tests.runs import GPU, add_writer, even_steps, make_run
 
+Erg = Callable[..., tuple[int, str, str]]
 S100 = 100 * 10**9
 TRAINED = {
     "train_loss": 1.5,
@@ -186,6 +188,22 @@ def test_a_cells_results_json_gets_its_final_figures_and_they_are_never_taken_fo
     assert before[0]["rates_from"] == "run"
 
 
+def test_fms_train_loss_is_the_trainers_mean_and_ours_the_last_logged(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_={"num_gpus": 2})
+    losses = {"train_loss": 6.4888, "mean_train_loss": 6.5736}  # as erg train leaves them
+    steps = even_steps(20, seconds=2.0)
+    add_writer(make_run(path / "run"), steps=steps, header={"workload": losses})
+    (row,) = rows(tmp_path)
+    assert json.loads(row["training"])["train_loss"] == 6.5736
+    assert row["loss"] == 6.4888
+    results.complete(path)
+    assert json.loads((path / "results.json").read_text())["train_loss"] == 6.5736
+    with fms.fms_writer(tmp_path) as add:
+        add(results.table(tmp_path))
+    (told,) = csv.DictReader((tmp_path / fms.BENCHMARKS).read_text().splitlines())
+    assert told["train_loss"] == "6.5736"
+
+
 def test_a_run_that_knows_steps_alone_takes_no_tokens_away(tmp_path: Path) -> None:
     path = add_cell(tmp_path, 0, results_=TRAINED)
     steps = even_steps(20, seconds=2.0)
@@ -290,6 +308,75 @@ def test_benchmarks_csv_keeps_figures_and_fms_columns_and_drops_constants(tmp_pa
     assert len(whole) == 3
     assert whole[0]["seed"] == "42"
     assert whole[2]["error_messages"] == "['x']"
+
+
+def test_cells_that_all_fail_alike_have_their_status_and_are_read_back(tmp_path: Path) -> None:
+    for index in (0, 1):
+        add_cell(tmp_path, index, status="oom", results_={"num_gpus": 2})
+    with fms.fms_writer(tmp_path) as add:
+        add(results.table(tmp_path))
+    path = tmp_path / fms.BENCHMARKS
+    assert (
+        path.read_text().splitlines() == ["framework_config,num_gpus,status"] + ["foak,2,oom"] * 2
+    )
+    assert [row["status"] for row in results.load(path).to_pylist()] == ["oom", "oom"]
+    assert results.CellSource().recognises(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("gpu_memory_logs.csv", "\x00\x01", "gpu_memory_logs.csv: no column memory.used in its"),
+        ("gpu_memory_logs.csv", "index, memory.used [MiB]\n0, [N/A]\n", "holds no reading of mem"),
+        ("gpu_memory_logs.json", '{"problem"', "gpu_memory_logs.json can't be read: Expecting"),
+        ("results.json", '{"train_loss": 1', "results.json can't be read: Expecting"),
+        ("results.json", "[]", "results.json holds no JSON object"),
+        ("status.json", '{"status": "ok"', "status.json can't be read: Expecting"),
+        ("cell.json", "", "cell.json can't be read: Expecting"),
+        ("cell.json", '{"num_gpus": 2}', "cell.json is no cell: KeyError: 'command'"),
+        ("hf/all_results.json", "\x00", "hf/all_results.json can't be read"),
+        ("run/run.json", "{", "exp_0/run/run.json: not JSON"),
+    ],
+)
+def test_a_damaged_file_of_a_cell_is_named_in_the_report(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    """And the host's memory, which the run has, is no substitute without a word."""
+    path = add_cell(tmp_path, 0, results_=TRAINED)
+    host = [Sample(n * 10**9, "p", memory_bytes=5 * 2**30) for n in range(3)]
+    device = Device("p", "process", "training", "process")
+    add_writer(make_run(path / "run"), steps=even_steps(3), devices=[device], samples=host)
+    (path / "hf").mkdir()
+    (path / name).write_text(text)
+    (row,) = rows(tmp_path)
+    assert message in row["damaged"]
+    shown = markdown(report_document(overview(results.table(tmp_path)), name="b"))
+    assert f"cell 0: damaged, left out: {row['damaged'][:40]}" in shown
+    if name == "status.json":
+        assert row["status"] == "error"
+        assert row["reason"] == "its status.json is damaged: how it ended is not known"
+    else:
+        assert row["status"] == "ok"
+
+
+@pytest.mark.parametrize("text", ['{"version": 1, "cells": [{"index"', "[]", ""])
+def test_a_damaged_plan_is_named_in_the_report(erg: Erg, tmp_path: Path, text: str) -> None:
+    add_cell(tmp_path, 0, results_=TRAINED)
+    plan = tmp_path / state.PLAN
+    plan.write_text(json.dumps(BenchPlan("s.yaml", ()).to_json()))
+    assert "plan.json" not in erg("bench", "report", tmp_path)[1]
+    plan.write_text(text)
+    code, shown, _ = erg("bench", "report", tmp_path)
+    assert code == 0
+    assert "plan.json " in shown
+    assert "plan.json " in erg("bench", "report", tmp_path, "--export", tmp_path / "a.csv")[1]
+
+
+def test_whole_files_are_not_called_damaged(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_=TRAINED)
+    add_writer(make_run(path / "run"), steps=even_steps(3))
+    add_cell(tmp_path, 1, status="error", reason="it could not be started")
+    assert [row["damaged"] for row in rows(tmp_path)] == [None, None]
 
 
 def test_a_table_of_ours_keeps_its_constants(tmp_path: Path) -> None:

@@ -98,6 +98,23 @@ def test_a_dry_run_shows_the_order_that_a_run_draws(erg: Erg, tmp_path: Path) ->
     assert said == f"# in this order, with --seed 5: {order}"
 
 
+def test_a_dry_run_is_of_the_gpus_that_it_names(
+    erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any here: what a machine with GPUs starts if they are named, else what this does."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    path = scenarios(tmp_path, launch="accelerate", axes={"x": ["a\nb", "c"]})
+    words = ("bench", "run", path, "--out", tmp_path / "out", "--dry-run")
+    named, here = erg(*words, "--num-gpus", "2"), erg(*words)
+    assert named[1].count("accelerate.commands.launch --num_processes=2") == 2
+    note = "as a machine with GPUs starts it; there are none here, where torchrun starts the ranks"
+    assert named[2].splitlines()[-1] == note
+    assert "accelerate" not in here[1]
+    assert "there are none here" not in here[2]
+    # A setting of two lines is one line of a heading.
+    assert named[1].startswith("# exp_0: mine, repeat 1: num_gpus=2, x=a\\nb\n")
+
+
 def test_a_directory_that_is_a_file_is_refused_by_a_dry_run_too(erg: Erg, tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     words = ("bench", "run", scenarios(tmp_path), "--out", tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from ergmeter.bench.execute.launching import LaunchOptions
 from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
 from ergmeter.bench.launchers.local import LocalLauncher
-from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation
+from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation, Launch
 from ergmeter.cli.compare.bench import command
 from ergmeter.errors import UsageError
 
@@ -520,6 +521,29 @@ def test_ranks_are_started_as_the_machine_allows(tmp_path: Path) -> None:
     words = launching.start(recorded, tmp_path, has_gpus=False).words
     assert words[1:4] == ("-m", "ergmeter", "record")
     assert words[-2:] == ("python", "train.py")
+
+
+OF_FMS = ("--model_name_or_path", "m", "--r", "4", "--m", "x", "--no-python", "--", "--nnodes", "9")
+
+
+@pytest.mark.parametrize("launch", ["torchrun", "accelerate"])
+@pytest.mark.parametrize("has_gpus", [True, False])
+def test_arguments_of_a_rank_are_no_options_of_its_launcher(
+    tmp_path: Path, launch: Launch, has_gpus: bool
+) -> None:
+    """By the launchers' own parsers. `--r` might be short for six options of torchrun."""
+    command = ("/opt/python", "-m", "tuning.sft_trainer", *OF_FMS)
+    two = dataclasses.replace(cell(0, "x", num_gpus=2), launch=launch, command=command)
+    words = launching.start(two, tmp_path, has_gpus=has_gpus).words
+    launcher = next(
+        w for w in words if w in ("torch.distributed.run", "accelerate.commands.launch")
+    )
+    parser: Any = importlib.import_module(launcher)
+    parser = getattr(parser, "get_args_parser", None) or parser.launch_command_parser
+    parsed = parser().parse_args(words[words.index(launcher) + 1 :])
+    assert (parsed.training_script, parsed.no_python) == ("/opt/python", True)
+    assert tuple(parsed.training_script_args) == command[1:]
+    assert str(getattr(parsed, "num_processes", None) or parsed.nproc_per_node) == "2"
 
 
 class TestOnGpus:

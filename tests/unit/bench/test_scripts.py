@@ -30,10 +30,10 @@ def scenarios(folder: Path, **keys: Any) -> Path:
 
 
 def benchmarks(
-    results: Path, file: Path, *, python: str = sys.executable
+    results: Path, file: Path, *more: str, python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", SCRIPTS / "run_benchmarks.sh", "1", results, file],
+        ["bash", SCRIPTS / "run_benchmarks.sh", "1", results, file, *more],
         env={**os.environ, "PYTHON": python},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -130,7 +130,8 @@ def shell(*words: object) -> subprocess.CompletedProcess[str]:
         (["1", "mine.yaml", "results"], "RESULT_DIR is the file mine.yaml; the order is NUM_GPUS"),
         (["1", "results", "nothing"], "no scenarios at nothing; the order is NUM_GPUS RESULT_DIR"),
         (["1", "results", "."], "SCENARIOS_CONFIG is the folder .; the order is NUM_GPUS RESULT"),
-        (["--num_gpus", "1"], "takes no options; got '--num_gpus'"),
+        (["--num_gpus", "1"], "takes the options --command and --contents; got '--num_gpus'"),
+        (["1", "--command"], "--command needs a value"),
     ],
 )
 def test_arguments_in_the_wrong_place_are_told_in_a_line(
@@ -150,6 +151,31 @@ def test_help_is_of_the_script_itself() -> None:
     assert "NUM_GPUS_MATRIX RESULT_DIR SCENARIOS_CONFIG SCENARIOS_FILTER" in told.stdout
     assert "NO_OVERWRITE=true" in told.stdout
     assert "set -eu" not in told.stdout
+
+
+COMMAND = "/opt/fms/bin/python -m tuning.sft_trainer {arguments}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--command", COMMAND, "--contents", "x.yaml"), (f"--command={COMMAND}", "--contents=x.yaml")],
+)
+def test_a_command_and_a_list_of_frameworks_reach_the_program(
+    tmp_path: Path, script: Any, options: tuple[str, ...]
+) -> None:
+    told = benchmarks(tmp_path / "results", scenarios(tmp_path), *options, python="echo")
+    assert told.returncode == 0, told.stderr
+    line = told.stdout.splitlines()[0]
+    assert f"--contents{'=' if '=' in options[-1] else ' '}x.yaml" in line
+    assert COMMAND in line
+    # As the shell hands them on, each is one argument.
+    (tmp_path / "x.yaml").write_text("framework_configs: [{shortname: a, filename: a.yaml}]")
+    path = scenarios(tmp_path, framework_config=["a"], axes={}, command="x {arguments}")
+    words = ["--scenarios_config_path", str(path), "--contents", str(tmp_path / "x.yaml")]
+    cells = script.planned(script.parser().parse_args([*words, "--command", COMMAND])).cells
+    assert cells[0].command[:3] == ("/opt/fms/bin/python", "-m", "tuning.sft_trainer")
+    file = cells[0].environment["ACCELERATION_FRAMEWORK_CONFIG_FILE"]
+    assert file == str(tmp_path / "a.yaml")
 
 
 def test_a_dry_run_says_which_cell_is_which(tmp_path: Path) -> None:
@@ -174,6 +200,79 @@ def test_results_are_not_moved_from_under_a_cell_that_still_runs(
     assert (results / "exp_0" / "old").exists()
     assert state.read(results / "exp_0").worker == runner
     assert list(tmp_path.glob("results?*")) == []
+
+
+FMS = {"model_name_or_path": "org/model", "r": 4, "gradient_accumulation_steps": 1}
+
+
+def of_fms(folder: Path, **arguments: Any) -> Path:
+    """Scenarios as FMS's own are: they name no command."""
+    path = scenarios(folder, arguments={**FMS, **arguments}, axes={})
+    file = yaml.safe_load(path.read_text())
+    del file["scenarios"][0]["command"]
+    path.write_text(yaml.safe_dump(file))
+    return path
+
+
+@pytest.mark.parametrize(("gpus", "accelerate"), [(["2"], 2), ([], 0)])
+def test_a_dry_run_shows_what_the_named_machine_runs(
+    tmp_path: Path, gpus: list[str], accelerate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here is no GPU; two were named, or none. A newline in an argument is none of a heading."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("ERGMETER_FMS_PYTHON", "/none/python")
+    path = of_fms(tmp_path, response_template="\n### Response:")
+    words = ["--num_gpus_matrix", *gpus] if gpus else []
+    told = subprocess.run(
+        [sys.executable, SCRIPTS / "benchmark.py", "--scenarios_config_path", path, "--dry_run",
+         "--results_output_path", tmp_path / "results", *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    heads = [line for line in told.stdout.splitlines() if line.startswith("# ")]
+    assert len(heads) == (2 if gpus else 4)
+    assert all("response_template=\\n### Response:, " in line for line in heads)
+    assert told.stdout.count("-m accelerate.commands.launch") == accelerate
+    assert told.stdout.count("-m torch.distributed.run") == (0 if gpus else 2)
+    assert ("there are none here, where torchrun" in told.stderr) == bool(gpus)
+    shipped = SCRIPTS.parent / "scenarios" / "accelerate.yaml"
+    assert told.stdout.count(f"--config_file {shipped}") == accelerate
+    assert told.stderr.count("fms-hf-tuning") == 1  # which is not here, once for all cells
+    assert COMMAND.partition(" ")[2] in told.stderr
+
+
+def test_sft_trainer_is_installed_or_one_line_says_what_to_do(
+    tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first cell: with an index that has it, and with none."""
+    python = tmp_path / ".venv-fms" / "bin" / "python"
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "FMS_PYTHON", python)
+    monkeypatch.setenv("ERGMETER_FMS_PYTHON", str(python))
+    results = tmp_path / "results"
+    words = ["benchmark.py", "--scenarios_config_path", str(of_fms(tmp_path, use_flash_attn=True)),
+             "--results_output_path", str(results), "--install_sft_trainer"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", words)
+    (tmp_path / "dev").write_text("#!/bin/sh\necho no index >&2\nexit 1\n")
+    (tmp_path / "dev").chmod(0o755)
+    assert script.main() == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "no index"
+    assert said[1].startswith("benchmark.py: fms-hf-tuning could not be installed, see above")
+    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in said[1]
+    assert len(said) == 2
+    # A Python that has it, and not all that the arguments ask for.
+    package = tmp_path / "site" / "tuning"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "dev").write_text(
+        f'#!/bin/sh\nmkdir -p {python.parent}\nprintf "#!/bin/sh\\nPYTHONPATH={package.parent}'
+        f' exec {sys.executable} \\"\\$@\\"\\n" >{python}\nchmod +x {python}\n'
+    )
+    assert script.main() == 1
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith(f"benchmark.py: {python} lacks flash_attn: install flash-attn there")
+    assert not results.exists()
 
 
 @pytest.fixture

@@ -280,16 +280,21 @@ def free_port() -> int:
 
 
 def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
-    """What starts the ranks of a cell, in front of what each of them runs."""
+    """What starts the ranks of a cell, in front of what each of them runs.
+
+    It ends with `--`: argparse would take a rank's `--r` for a short form of torchrun's --rdzv-id.
+    """
     if cell.launch == "plain":
         return []
+    # The ranks of fms-hf-tuning have a torch and an accelerate of their own.
+    python = cell.command[0] if cell.is_of_fms else sys.executable
     if cell.launch == "accelerate" and has_gpus:
         return [
-            *(sys.executable, "-m", "accelerate.commands.launch"),
+            *(python, "-m", "accelerate.commands.launch"),
             *(f"--num_processes={cell.num_gpus * cell.nodes}", f"--main_process_port={node.port}"),
             *(_machines(cell, node) if cell.nodes > 1 else ()),
             *cell.launch_options,
-            "--no_python",
+            *("--no_python", "--"),
         ]
     options = cell.launch_options if cell.launch == "torchrun" else ()
     # Standalone: a rendezvous on a port of its own, so that several cells do not meet.
@@ -300,10 +305,10 @@ def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
             *(f"--master-addr={node.address}", f"--master-port={node.port}"),
         ]
     return [
-        *(sys.executable, "-m", "torch.distributed.run", *meet),
+        *(python, "-m", "torch.distributed.run", *meet),
         f"--nproc-per-node={cell.num_gpus}",
         *options,
-        "--no-python",
+        *("--no-python", "--"),
     ]
 
 
@@ -406,6 +411,17 @@ def gpus_here() -> list[str]:
         gpus = [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
         return [] if gpus == ["-1"] else gpus
     return nvml_list(lambda: [str(index) for index in range(pynvml.nvmlDeviceGetCount())])
+
+
+def dry_run_gpus(cells: Iterable[Cell], *, on_gpus: bool) -> tuple[bool, list[str]]:
+    """Whether a dry run shows what a machine with GPUs starts, and a note if that differs here.
+
+    `on_gpus`: the caller named a number of GPUs; otherwise it is as on this machine.
+    """
+    has_gpus = bool(gpus_here())
+    note = "as a machine with GPUs starts it; there are none here, where torchrun starts the ranks"
+    differs = on_gpus and not has_gpus and any(cell.launch == "accelerate" for cell in cells)
+    return has_gpus or on_gpus, [note] if differs else []
 
 
 def strangers(gpus: Sequence[str], *, own: Collection[int] = ()) -> list[str]:

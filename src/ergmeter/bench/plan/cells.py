@@ -32,6 +32,7 @@ PYTHON, UNSLOTH_PYTHON = "{python}", "{unsloth_python}"
 REPEAT, SEED = "{repeat}", "{seed}"
 BRACE = "{brace}"  # an opening one, where what follows would be taken for a name: {brace}seed}
 AT_START = (OUT, RUN, HF, DATA, PORT, PYTHON, UNSLOTH_PYTHON, REPEAT, SEED, BRACE)
+SFT_TRAINER = ("-m", "tuning.sft_trainer")  # of fms-hf-tuning, behind the Python that has it
 _AT_START = re.compile("|".join(map(re.escape, AT_START)))
 FIRST_SEED = 42  # of the first repeat; the others follow, the same in every configuration
 _PORT = 29511  # the original's
@@ -83,6 +84,11 @@ class Cell:
         """The id of its configuration, which all its repeats share."""
         return self.digest(0)
 
+    @property
+    def is_of_fms(self) -> bool:
+        """Whether it runs fms-hf-tuning's trainer."""
+        return self.command[1:3] == SFT_TRAINER
+
     def digest(self, repeat: int) -> str:
         """12 hex digits of what it runs: the same wherever and whenever it is planned.
 
@@ -108,8 +114,8 @@ class Cell:
             PORT: str(port),
             REPEAT: str(self.repeat),
             SEED: str(FIRST_SEED + self.repeat - 1),
-            PYTHON: sys.executable,
-            UNSLOTH_PYTHON: unsloth_python(),
+            PYTHON: own_python("tuning") if self.is_of_fms else sys.executable,
+            UNSLOTH_PYTHON: own_python("unsloth"),
             BRACE: "{",
         }
         return replace(
@@ -136,11 +142,16 @@ class Cell:
         return cls(**fields)
 
 
-def unsloth_python() -> str:
-    """Unsloth has an environment of its own, unless it is in this one; as `erg train` has it."""
-    if importlib.util.find_spec("unsloth") is not None:
+def own_python(package: str) -> str:
+    """The Python of unsloth, or of tuning, which is fms-hf-tuning's package.
+
+    Each has an environment of its own, unless it is in this one: what ERGMETER_UNSLOTH_PYTHON or
+    ERGMETER_FMS_PYTHON names, else what `./dev unsloth` or `./dev fms` makes.
+    """
+    if importlib.util.find_spec(package) is not None:
         return sys.executable
-    return os.environ.get("ERGMETER_UNSLOTH_PYTHON") or ".venv-unsloth/bin/python"
+    name = "fms" if package == "tuning" else package
+    return os.environ.get(f"ERGMETER_{name.upper()}_PYTHON") or f".venv-{name}/bin/python"
 
 
 def _put(text: str, names: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ergmeter.bench.plan.cells import FIRST_SEED, PYTHON, UNSLOTH_PYTHON, Cell, unsloth_python
+from ergmeter.bench.plan.cells import FIRST_SEED, PYTHON, UNSLOTH_PYTHON, Cell, own_python
 from ergmeter.config_file import hint
 from ergmeter.units import grouped
 
@@ -198,6 +198,10 @@ def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
 
 
 _ALWAYS = ("torch", "transformers", "accelerate")
+_OF_FMS = (
+    "`./dev fms` puts fms-hf-tuning there, ERGMETER_FMS_PYTHON names another Python that has it,"
+    " and so does --command '/path/of/python -m tuning.sft_trainer {arguments}'"
+)
 _OF_EXTRA = "pip install 'ergmeter[train]', or in a clone pip install '.[train]'"
 
 
@@ -216,22 +220,21 @@ def missing_packages(cells: Iterable[Cell], *, has_gpus: bool) -> str:
 def _needs(cell: Cell, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
     """The modules that it imports, each with how it is installed."""
     if cell.command[0] == UNSLOTH_PYTHON:
-        yield unsloth_python(), "`./dev unsloth` makes it, ERGMETER_UNSLOTH_PYTHON names another"
+        yield (
+            own_python("unsloth"),
+            "`./dev unsloth` makes it, ERGMETER_UNSLOTH_PYTHON names another",
+        )
+    if cell.is_of_fms:  # its ranks are started by its own Python
+        if cell.command[0] == PYTHON:
+            yield own_python("tuning"), _OF_FMS
+        return
     if cell.launch != "plain":
         yield "torch", _OF_EXTRA
     if cell.launch == "accelerate" and has_gpus:  # without them its ranks are torchrun's
         yield "accelerate", _OF_EXTRA
-    if cell.command[0] != PYTHON:
-        return
-    if FILE in cell.files:
+    if cell.command[0] == PYTHON and FILE in cell.files:
         for name in (*_ALWAYS, *_asked(cell.files[FILE])):
             yield name, _OF_EXTRA
-    elif "tuning.sft_trainer" in cell.command:
-        yield (
-            "tuning",
-            "install fms-hf-tuning in an environment of its own, and name its Python:"
-            " --command '/path/of/python -m tuning.sft_trainer {arguments}'",
-        )
 
 
 def _asked(text: str) -> Iterator[str]:

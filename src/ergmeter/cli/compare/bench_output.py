@@ -40,13 +40,17 @@ _MOST = 200  # rows on a terminal
 
 
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
-    """Every cell as it would be started here, by their numbers; then the order that was drawn."""
+    """Every cell as it would be started, by their numbers; then the order that was drawn.
+
+    With --num-gpus as a machine with so many starts it, whatever is here.
+    """
     from ergmeter.bench.execute import driver, launching, state
     from ergmeter.views import bench as bench_plan
 
-    for line in plan.warnings:
+    on_gpus = "num_gpus" in given_parameters()
+    has_gpus, notes = launching.dry_run_gpus(plan.cells, on_gpus=on_gpus)
+    for line in (*plan.warnings, *notes):
         click.echo(line, err=True)
-    has_gpus = bool(launching.gpus_here())
     started = set()
     for cell in plan.cells:
         directory = state.directory_of(out, cell).resolve()
@@ -185,7 +189,7 @@ def report(
     """
     from ergmeter.bench import tables
     from ergmeter.bench.overview import TABLE_COLUMNS, MemoryTable, Overview
-    from ergmeter.bench.results import batches, rows
+    from ergmeter.bench.results import batches, damaged_plan, rows
     from ergmeter.compat import fms
     from ergmeter.views.bench import memory_document, report_document
 
@@ -219,6 +223,8 @@ def report(
     if isinstance(summary, MemoryTable):
         document = memory_document(summary, name=name)
     else:
+        for line in damaged_plan(results):
+            summary.add_trouble(line)
         summary.add_rows(() if is_table else rows(results))
         document = report_document(summary, name=name, page=forms.page)
     if forms.form in ("json", "csv"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import math
 import os
 from dataclasses import dataclass, fields
@@ -69,6 +70,8 @@ def check(config: SftConfig) -> None:
         raise UsageError(f"train.bf16: {name} does not compute in bf16; use train.fp16")
     if is_of_bitsandbytes(train.optim) or tuning.bits:
         _there("bitsandbytes", "this optimizer" if not tuning.bits else "quantised weights")
+    else:  # PEFT loads it in any case, and it then warns of kernels that nothing here calls
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if "paged" in train.optim and not cuda:
         raise UsageError(
             f"train.optim {train.optim}: pages are a GPU's, and there is none; without them it is"

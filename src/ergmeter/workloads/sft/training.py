@@ -224,9 +224,11 @@ class _Fit:
 
     def _ended(self, problem: str) -> TrainingOutcome:
         status = "failed" if problem else "stopped" if self._stopping.by else "finished"
-        last_losses = self._last_losses()
+        last_losses = self._last_losses({"loss": "train_loss", "eval_loss": "eval_loss"})
         if status == "finished" and not all(map(math.isfinite, last_losses.values())):
             status, problem = "diverged", "the last loss is not a number: it diverged"
+        if _rank() == 0:  # since the last log it is of each rank alone
+            last_losses |= self._last_losses({"train_loss": "mean_train_loss"})
         saved, not_saved = self._saved()
         ended = {
             **self._facts,
@@ -322,9 +324,11 @@ class _Fit:
             self._say("[train] Energy logging stopped")
         return self._meter.path
 
-    def _last_losses(self) -> dict[str, float]:
-        """The last mean that was logged, and the last evaluation's, under the ledger's names."""
-        names = {"loss": "train_loss", "eval_loss": "eval_loss"}
+    def _last_losses(self, names: dict[str, str]) -> dict[str, float]:
+        """The last of these that the Trainer logged, each under our name.
+
+        Its `loss` is the mean since the log before, its `train_loss` that of the training.
+        """
         history = self._trainer.state.log_history
         return {
             ours: float(entry[name])
