@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from tokenizers import Tokenizer
@@ -33,6 +36,7 @@ from tests.e2e.conftest import (
     environment,
     eventually,
     quick,
+    script,
     warmed,
 )
 from tests.models import models as kept_models
@@ -69,6 +73,12 @@ def configured(lab: Lab, models: Path, name: str = "run.yaml", **changes: Any) -
 def ledger(lab: Lab, path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
     with (lab.path / path).open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def training_steps(run: Path) -> int:
+    """Rows of other phases have no index."""
+    index = Run.open(run).steps()["index"]
+    return int((index == index).sum())
 
 
 def _has_steps(run: Path) -> bool:
@@ -118,7 +128,7 @@ def test_a_series_trains_each_configuration_until_sigterm_finishes_and_saves_the
         lab, models, "a.yaml", train={"batch_size": 4, "max_steps": 60}, metrics=FACTORS
     )
     other = configured(
-        lab, models, "b.yaml", train={"max_steps": 100_000, "optim": "sgd"},
+        lab, models, "b.yaml", train={"max_steps": 20_000, "optim": "sgd"},
         metrics={"sample_interval_s": 0.02, "log_vram_every_s": 1000},
     )  # fmt: skip
     series = lab.start(
@@ -142,8 +152,7 @@ def test_a_series_trains_each_configuration_until_sigterm_finishes_and_saves_the
     assert stopped.writers[0].header["probes"]["nvml"]["period_s"] == 0.02
     ((gpu, power),) = stopped.series("power_w").items()
     assert len(stopped.series("memory_bytes")[gpu].t_ns) <= 2 < len(power.t_ns)  # first and last
-    index = Run.open(lab.path / "series/b-1").steps()["index"]
-    assert int(rows[1]["steps"]) == (index == index).sum()  # rows of other phases have none
+    assert int(rows[1]["steps"]) == training_steps(stopped.path)
     assert (lab.path / "outputs/b/round-1/adapter_model.safetensors").exists()
     assert not [*(lab.path / "series").glob("*-2")]
 
@@ -181,6 +190,177 @@ def check_carbon_and_cost(row: dict[str, str], run: Path) -> None:
         reading = card[key]
         assert isinstance(reading, Reading)
         assert float(row[column]) == pytest.approx(reading.value, rel=1e-12)
+
+
+# -- ends before the last step --------------------------------------------------------------------
+
+FINISHING = "[train] finishing this step and saving; once more ends it at once"
+TOO_LONG = "the whole training would take more than 6 h: "
+ADAPTER = "outputs/run/adapter_model.safetensors"
+ENDLESS = {"max_steps": 10**9}
+
+
+def _has_no_pending_signal(pid: int) -> bool:
+    """True once a signal was delivered: a second one of its kind would not be a second before."""
+    try:
+        return "ShdPnd:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+class SlowTraining:
+    """`erg train` in a folder of its own, by scripts/slow_steps.py, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Path,
+        *slow: object,  # what the script does
+        options: tuple[object, ...] = (),
+        signals: tuple[int, ...] = (),
+        to_children: bool = False,
+        **changes: Any,
+    ) -> None:
+        folder.mkdir()
+        self.path, self._signals, self._to_children = folder, signals, to_children
+        config = configured(Lab(folder), models, **changes)
+        words = [*script("slow_steps", *slow)[1:], "--config", config, "--out", "run"]
+        words += [str(option) for option in ("--no-report", *options)]
+        self.program = Program(words, folder, (*LOADED, "ergmeter.workloads.sft.progress"))
+
+    def signalled(self) -> None:
+        """Send its signals once a step is slow, from this process."""
+        if self._signals:
+            eventually((self.path / "slow").exists, f"the slow step of {self.path.name}")
+        for number in self._signals:
+            process = psutil.Process(int((self.path / "slow").read_text()))
+            children = process.children(recursive=True) if self._to_children else []
+            for each in (process, *children):
+                each.send_signal(number)
+            eventually(partial(_has_no_pending_signal, process.pid), "the signal's delivery")
+
+    @property
+    def row(self) -> dict[str, str]:
+        (row,) = ledger(Lab(self.path))
+        return row
+
+    def is_kept(self) -> bool:
+        """True if its run is closed and has every step, as its row has."""
+        run = Run.open(self.path / "run")
+        is_closed = all(writer.closed for writer in run.writers)
+        return is_closed and training_steps(run.path) == int(self.row["steps"])
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SlowTraining]]:
+    """They run one after the other, each forked from a process that has loaded what it needs."""
+    root, models = tmp_path_factory.mktemp("slow"), kept_models(tmp_path_factory)
+    once, twice = (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)
+
+    def made(name: str, *slow: object, **more: Any) -> SlowTraining:
+        return SlowTraining(root / name, models, *slow, **more)
+
+    listed = [
+        # Longer than the test, within one call of torch: no handler of Python's runs.
+        made("in C", "torch", 2, 8000, 300, options=("--grace", 1), signals=once),
+        made("twice", "sleep", 0, 3600, 300, options=("--grace", 3600), signals=twice),
+        made("first step", "sleep", 0, 3600, 0.5, train=ENDLESS),
+        made("three steps", "never", 0, 0, 300, options=("--in-series", 4, 60), train=ENDLESS),
+        made(
+            "anyway", "never", 5, 0, 300, options=("--anyway", "--grace", 3600),
+            signals=(signal.SIGINT,), to_children=True, train={**ENDLESS, "dataloader_workers": 2},
+        ),
+    ]  # fmt: skip
+    lab = Lab(root)
+    plan = [{**each.program._asdict(), "cwd": str(each.path)} for each in listed]
+    warm = lab.start(
+        *script("warm", json.dumps(plan)), env=environment(**quick(*LEFT_OUT)),
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    for each in listed:
+        each.signalled()
+    out, _ = warm.communicate(timeout=TIMEOUT_S)
+    for each, line in zip(listed, out.splitlines(), strict=True):
+        printed = json.loads(line)
+        each.code, each.out, each.err = (printed[name] for name in ("code", "out", "err"))
+    yield {each.path.name: each for each in listed}
+    lab.close()
+
+
+def test_a_signal_ends_a_step_within_c_once_the_grace_is_over(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    ended = trainings["in C"]
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert FINISHING in ended.err
+    assert "[train] stopped; saved in outputs/run" in ended.out
+    assert not (ended.path / "over").exists()
+    assert (ended.path / ADAPTER).exists()  # as of the step before
+    assert (ended.row["status"], ended.row["steps"]) == ("stopped", "2")
+    assert ended.is_kept()
+    assert Run.open(ended.path / "run").status == "stopped (SIGTERM)"
+
+
+def test_a_second_signal_ends_the_step_at_once(trainings: dict[str, SlowTraining]) -> None:
+    """It is the first one of all, so there is nothing to save."""
+    ended = trainings["twice"]
+    assert ended.code == 128 + signal.SIGINT, ended.err
+    lines = [line for line in ended.err.splitlines() if "this step" in line]
+    assert lines == [FINISHING, "[train] ending this step"]
+    assert "[train] stopped (no step was done, so there is nothing to save)" in ended.out
+    assert not (ended.path / "over").exists()
+    assert not (ended.path / ADAPTER).exists()
+    assert (ended.row["status"], ended.row["steps"]) == ("stopped", "0")
+    assert ended.is_kept()
+    assert Run.open(ended.path / "run").status == "stopped (SIGINT)"
+
+
+def test_a_first_step_that_leaves_no_time_for_the_others_is_ended(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    ended = trainings["first step"]
+    assert ended.code == 1, ended.err
+    assert f"[train] stopped ({TOO_LONG}its first step took " in ended.out
+    assert "or --anyway; no step was done, so there is nothing to save)" in ended.out
+    assert not (ended.path / "over").exists()
+    assert ended.row["status"] == "stopped"
+    assert TOO_LONG in ended.row["notes"]
+    assert ended.is_kept()
+    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+
+
+def test_a_training_that_would_take_too_long_ends_after_three_steps(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    """As one of a series, which ends with it: that is code 3."""
+    ended = trainings["three steps"]
+    assert ended.code == 3, ended.err
+    assert f"[train] stopped ({TOO_LONG}" in ended.out
+    assert "a step (the shortest of the first 3) x 1000000000 steps x 4 trainings; " in ended.out
+    assert "or --anyway); saved in outputs/run" in ended.out
+    assert (ended.path / ADAPTER).exists()
+    assert (ended.row["status"], ended.row["steps"]) == ("stopped", "3")
+    assert ended.is_kept()
+    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+
+
+def test_anyway_goes_on_and_one_signal_to_all_processes_is_one(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    """The data loader's workers, which get a terminal's Ctrl-C too, are no second signal."""
+    ended = trainings["anyway"]
+    assert ended.code == 128 + signal.SIGINT, ended.err
+    assert f"[train] Warning: {TOO_LONG}" in ended.err
+    assert ended.err.count(FINISHING) == 1
+    assert "ending this step" not in ended.err
+    assert "[train] stopped; saved in outputs/run" in ended.out
+    assert ended.row["status"] == "stopped"
+    assert int(ended.row["steps"]) > 5
+    assert ended.is_kept()
 
 
 def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import psutil
 import pynvml
@@ -31,14 +32,9 @@ from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.version import __version__
 from ergmeter.workloads import calibration_trials
-from ergmeter.workloads.calibration_trials import FULL, QUICK, Sensors, Watch, idle, refresh
+from ergmeter.workloads.calibration_trials import FULL, QUICK, Sensors, TrialDurations, Watch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.workloads.calibration_trials import TrialDurations
-
-    Stage = tuple[str, Callable[[], None]]
+Stage: TypeAlias = tuple[str, Callable[[], None]]
 
 __all__ = ["FULL", "QUICK", "CalibrationTarget", "run", "targets"]
 
@@ -186,14 +182,11 @@ def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
     else:
         conditions["threads"] = torch.get_num_threads()
     result = Calibration(
-        device.id,
-        device.kind,
-        str(facts.get("cpu_model") or device.name),
+        device.id, device.kind, str(facts.get("cpu_model") or device.name),
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
         {**conditions, **{name: facts[name] for name in _CONDITIONS if name in facts}},
-        remarks=_company(target),
-        quick=pace.is_quick,
-    )
+        remarks=_company(target), quick=pace.is_quick,
+    )  # fmt: skip
     if "no_probe" in facts:
         result.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
     return result
@@ -251,11 +244,11 @@ def _sensor_stages(
     sensors: Sensors, where: torch.device, pace: TrialDurations, result: Calibration
 ) -> list[Stage]:
     def idle_power() -> None:
-        result.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
+        result.idle = calibration_trials.idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
 
     def period(name: str, query: Callable[[], float]) -> None:
         with calibration_trials.load(where):
-            result.refresh[name] = refresh(query, for_s=pace.refresh_s)
+            result.refresh[name] = calibration_trials.refresh(query, for_s=pace.refresh_s)
 
     queries = {"power": sensors.power_w, "energy": sensors.energy_j}
     return [

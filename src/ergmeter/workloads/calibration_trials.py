@@ -26,11 +26,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
@@ -40,12 +41,8 @@ import torch
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Idle, Refresh
 from ergmeter.probes.nvml import QUERIES
+from ergmeter.records import Device
 from ergmeter.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ergmeter.records import Device
 
 # Between two looks: a hundredth of the shortest period that was ever seen (20 ms, V100) and more.
 _LOOK_S = 0.0005
@@ -156,14 +153,8 @@ def idle(sensors: Sensors, *, settle_s: float, for_s: float) -> Idle:
         by_counter = (ended[1] - began[1]) / ((ended[0] - began[0]) / NS_PER_S)
     clock = _asked(sensors.clock_hz)
     low, high = (float(edge) for edge in np.percentile(finite, [5, 95]))
-    return Idle(
-        power_w=float(finite.mean()),
-        low_w=low,
-        high_w=high,
-        window_s=time.monotonic() - start_s,
-        counter_w=by_counter,
-        clock_hz=clock if np.isfinite(clock) else None,
-    )
+    window_s, clock_hz = time.monotonic() - start_s, clock if np.isfinite(clock) else None
+    return Idle(float(finite.mean()), low, high, window_s, by_counter, clock_hz)
 
 
 def _next_change(sensors: Sensors) -> tuple[int, float] | None:
@@ -229,18 +220,9 @@ class TrialDurations:
 
 FULL = TrialDurations()
 QUICK = TrialDurations(
-    bursts=3,
-    finalists=1,
-    warmup_s=0.2,
-    window_s=0.5,
-    block_s=0.02,
-    stream_warmup_s=0.05,
-    stream_window_s=0.15,
-    settle_s=0.3,
-    idle_s=1.0,
-    refresh_s=0.8,
-    is_quick=True,
-)
+    bursts=3, finalists=1, warmup_s=0.2, window_s=0.5, block_s=0.02, stream_warmup_s=0.05,
+    stream_window_s=0.15, settle_s=0.3, idle_s=1.0, refresh_s=0.8, is_quick=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,20 +306,12 @@ def sustained(
     averages = watch.between(start_ns, end_ns) if watch else {}
     return CalibratedRate(
         value=task.amount * repeats * blocks / float(spans.sum()),
-        unit=task.unit,
-        median=median,
-        low=low,
-        high=high,
-        blocks=blocks,
-        window_s=float(spans.sum()),
-        warmup_s=float(sum(warm)),
+        unit=task.unit, median=median, low=low, high=high, blocks=blocks,
+        window_s=float(spans.sum()), warmup_s=float(sum(warm)),
         drift_frac=float(spans[:half].mean() / spans[half:].mean() - 1),
-        of=task.of,
-        burst=best,
-        burst_s=float(spans[rates.argmax()]),
-        burst_of=task.of,
+        of=task.of, burst=best, burst_s=float(spans[rates.argmax()]), burst_of=task.of,
         **averages,
-    )
+    )  # fmt: skip
 
 
 # Memory bandwidth by copy, read and triad. What fits in a cache is many times as fast, so the data
@@ -461,11 +435,8 @@ _BYTES = {
     "fp8": (1, 2, 2), "int8": (1, 4, 4),
 }  # fmt: skip
 _FLOATS = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+}  # fmt: skip
 _TF32_SINCE = (8, 0)  # compute capability
 
 

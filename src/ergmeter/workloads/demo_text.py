@@ -8,11 +8,9 @@ repeats. A model's loss therefore keeps falling for longer than a demo lasts.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import TypeVar
 
 _T = TypeVar("_T")
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the usual name
@@ -22,12 +23,7 @@ from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.records import Reported
 from ergmeter.workloads import demo_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from ergmeter.workloads.demo_text import DemoText
+from ergmeter.workloads.demo_text import DemoText
 
 # A small Llama in plain torch, with the parts whose cost matters: pre-norm with RMSNorm, rotary
 # positions, grouped-query attention through the fused kernel, a SwiGLU, and an output head tied to
@@ -63,15 +59,11 @@ class LlamaConfig:
     def described(self) -> dict[str, object]:
         """The same as a config.json has it, to count FLOPs from."""
         return {
-            "model_type": "llama",
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.hidden,
-            "vocab_size": self.vocabulary,
+            "model_type": "llama", "hidden_size": self.width, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.hidden, "vocab_size": self.vocabulary,
             "tie_word_embeddings": True,
-        }
+        }  # fmt: skip
 
     @property
     def parameters(self) -> int:
@@ -323,13 +315,10 @@ def run(
     held_out: list[float] = []
     try:
         with Meter(
-            out,
-            name="demo",
-            warmup_steps=WARMUP_STEPS,
-            model=size.model.described,
+            out, name="demo", warmup_steps=WARMUP_STEPS, model=size.model.described,
             seq_len=round(fmean(len(document.text) - 1 for document in documents)),
             dtype=computed_in(device),
-        ) as meter:
+        ) as meter:  # fmt: skip
             path = meter.path
             _train(meter, DemoTraining(size, device, documents), seconds, tell, held_out)
     except KeyboardInterrupt:
@@ -417,11 +406,9 @@ def _train(
         with meter.phase("data"):
             batch = next(training.batches).to(training.device)
         with meter.step(
-            tokens=batch.tokens_computed,
-            tokens_real=batch.tokens_real,
-            tokens_loss=batch.tokens_loss,
+            batch.tokens_computed, tokens_real=batch.tokens_real, tokens_loss=batch.tokens_loss,
             samples=batch.samples,
-        ) as step:
+        ) as step:  # fmt: skip
             step.learning_rate = float(training.schedule.get_last_lr()[0])
             step.loss = training.step(batch)
         steps += 1

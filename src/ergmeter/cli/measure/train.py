@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager, redirect_stdout
+import time
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ergmeter.workloads.sft.config_file import SftConfig
-    from ergmeter.workloads.sft.progress import TrainingProgress
     from ergmeter.workloads.sft.training import TrainingOutcome
 
-
 _LINE_S = 30.0
+_CANT_FINISH = 3  # the exit code of a training that ends its series: it can't finish here
 
 
 @click.command()
@@ -55,6 +55,18 @@ _LINE_S = 30.0
     default=15.0,
     help="Seconds between two trainings of a series.",
 )
+@with_default(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0),
+    default=60.0,
+    help="Seconds that SIGINT or SIGTERM leave the step in progress to end; 0 ends it at once.",
+)
+@flag(
+    "--anyway",
+    help="Train although the estimate is more memory than is free, or more than 6 hours.",
+)
+@click.option("--in-series", type=(int, float), hidden=True)
 @click.option(
     "--report/--no-report",
     default=None,
@@ -70,6 +82,9 @@ def command(
     repeats: int,
     interleave: tuple[Path, ...],
     cool_down_s: float,
+    grace_s: float,
+    anyway: bool,
+    in_series: tuple[int, float] | None,
     report: bool | None,
     as_json: bool,
     quiet: bool,
@@ -93,23 +108,33 @@ def command(
     if repeats > 1 or interleave:
         if as_json or report:
             raise click.UsageError("--json and --report are of one training; see erg compare")
-        return _series(
-            configs, repeats, changes=changes, out=out, cool_down_s=cool_down_s, quiet=quiet
-        )
+        options = ["--grace", str(grace_s), *(["--anyway"] if anyway else [])]
+        options += ["--quiet"] if quiet else []
+        for change in changes:
+            options += ["--set", change]
+        return _series(configs, repeats, options, out=out, cool_down_s=cool_down_s, quiet=quiet)
     config = configs[0]
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
 
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # libraries print, too
-        training = _workload(config)
-        with _progress(config, quiet=quiet or as_json) as tell:
-            outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
-    if outcome.is_first:
-        _show(outcome, report=config.report if report is None else report, as_json=as_json)
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return 1 if outcome.problem else 0
+    def finish(outcome: TrainingOutcome) -> int:
+        stack.close()
+        if outcome.is_first:
+            _show(outcome, report=config.report if report is None else report, as_json=as_json)
+        if outcome.signal is not None:
+            return 128 + outcome.signal
+        if outcome.status == "stopped" and in_series:
+            return _CANT_FINISH
+        return 1 if outcome.problem else 0
+
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr if as_json else sys.stdout))
+        training = _workload(config)  # libraries print, too
+        tell = stack.enter_context(_progress(config, quiet=quiet or as_json))
+        watch = training.TrainingWatch(tell, anyway, grace_s, in_series or (1, 0.0))
+        outcome = training.run(config, out=out, watch=watch, say=say, finish=finish)
+    return finish(outcome)
 
 
 def _changes(pairs: Sequence[str]) -> dict[str, object]:
@@ -140,32 +165,30 @@ def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
 
 
 @contextmanager
-def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
+def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[..., None]]:
     what = f"{config.model.name} with {config.tuning.backend}"
     if not quiet and not sys.stderr.isatty():
         yield _lines(what)
         return
     with progress_bar(what, quiet=quiet, refresh_per_second=2, time="remaining") as show:
 
-        def tell(tick: TrainingProgress) -> None:
-            loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"
-            show(tick.step, tick.steps, f"step {tick.step} of {tick.steps}{loss}")
+        def tell(step: int, steps: int, loss: float | None) -> None:
+            end = "" if loss is None else f"  loss {loss:.3f}"
+            show(step, steps, f"step {step} of {steps}{end}")
 
         yield tell
 
 
-def _lines(what: str) -> Callable[[TrainingProgress], None]:
+def _lines(what: str) -> Callable[..., None]:
     """A line every half minute, for logs."""
-    import time
-
     told_s = time.monotonic()
 
-    def tell(tick: TrainingProgress) -> None:
+    def tell(step: int, steps: int, loss: float | None) -> None:
         nonlocal told_s
         if time.monotonic() - told_s >= _LINE_S:
             told_s = time.monotonic()
-            loss = "" if tick.loss is None else f", loss {tick.loss:.3f}"
-            click.echo(f"[train] {what}: step {tick.step} of {tick.steps}{loss}", err=True)
+            end = "" if loss is None else f", loss {loss:.3f}"
+            click.echo(f"[train] {what}: step {step} of {steps}{end}", err=True)
 
     return tell
 
@@ -229,12 +252,13 @@ def _figures(row: dict[str, object]) -> str:
 def _series(
     configs: list[SftConfig],
     repeats: int,
+    options: list[str],
     *,
-    changes: Sequence[str],
     out: Path | None,
     cool_down_s: float,
     quiet: bool,
 ) -> int:
+    """Trains in turns. `options` are those of each training."""
     from ergmeter.runlog.identity import new_run_path
     from ergmeter.workloads.sft import repeats as series
 
@@ -243,17 +267,20 @@ def _series(
     where = out or new_run_path("series")
     plan = list(series.turns(configs, repeats, runs=where))
     done = failed = code = 0
+    began_s, took_s = time.monotonic(), dict[Path, float]()
     for number, turn in enumerate(plan):
-        pause_s = cool_down_s if number else 0.0
-        code = series.run(
-            turn,
-            changes=changes,
-            quiet=quiet,
-            pause_s=pause_s,
-            say=lambda line: None if quiet else click.echo(line),
-        )
-        if code in (130, 143):
-            break  # whoever stopped one of them means all
+        if number:
+            time.sleep(cool_down_s)
+        if not quiet:
+            click.echo(f"round {turn.round}: {turn.config.path} (seed {turn.seed})")
+        left = [later.config.path for later in plan[number:]]
+        times = left.count(turn.config.path)
+        turn_s = time.monotonic()
+        others_s = turn_s - began_s + sum(took_s.get(p, 0) for p in left if p != turn.config.path)
+        code = series.run(turn, [*options, "--in-series", str(times), str(others_s)])
+        if code in (130, 143, _CANT_FINISH):
+            break  # what stopped one of them means all
+        took_s[turn.config.path] = time.monotonic() - turn_s + cool_down_s
         done += code == 0
         failed += code != 0
     click.echo(f"{done} of {len(plan)} trainings finished; runs in {where}")
@@ -263,4 +290,4 @@ def _series(
         click.echo(f"compare them: erg compare {where} --group-by {by}")
     if code in (130, 143):
         return code
-    return 1 if failed else 0
+    return 1 if failed or code else 0

@@ -13,18 +13,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter import signals
 from ergmeter.errors import PluginError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ergmeter.workloads.sft.config_file import SftConfig
+from ergmeter.workloads.sft.config_file import SftConfig
 
 UNSLOTH_VARIABLE = "ERGMETER_UNSLOTH_PYTHON"
 _UNSLOTH_PYTHON = Path(".venv-unsloth/bin/python")
@@ -56,22 +51,11 @@ def turns(configs: Sequence[SftConfig], rounds: int, *, runs: Path) -> Iterator[
             )
 
 
-def run(
-    turn: SeriesTurn,
-    *,
-    changes: Sequence[str],
-    quiet: bool,
-    pause_s: float,
-    say: Callable[[str], None],
-) -> int:
+def run(turn: SeriesTurn, options: Sequence[str]) -> int:
     """Trains once in a process of its own, and returns its exit code."""
-    if pause_s:
-        time.sleep(pause_s)
-    say(f"round {turn.round}: {turn.config.path} (seed {turn.seed})")
     words = ["train", "--config", str(turn.config.path), "--out", str(turn.out), "--no-report"]
-    words += ["--quiet"] if quiet else []
-    for change in (*changes, f"seed={turn.seed}", f"train.output_dir={turn.output_dir}"):
-        words += ["--set", change]
+    words += [*options, "--set", f"seed={turn.seed}"]
+    words += ["--set", f"train.output_dir={turn.output_dir}"]
     child = subprocess.Popen([interpreter(turn.config), "-m", "ergmeter", *words])
 
     def pass_on(number: int, _frame: object) -> None:

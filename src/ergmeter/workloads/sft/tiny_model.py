@@ -29,49 +29,21 @@ SEED = 1
 # `1b` has the shape of Llama 3.2 1B but for its vocabulary: 1.1 thousand million parameters. `tiny`
 # is as small as still has a step of some 50 ms on a slow core.
 RECIPES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "type": "llama",
-        "dtype": "float32",
-        "config": {
-            "vocab_size": 1024,
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
-    },
-    "tiny-seq2seq": {
-        "type": "t5",
-        "dtype": "float32",
-        "config": {
-            "vocab_size": 1024,
-            "d_model": 128,
-            "d_kv": 32,
-            "d_ff": 256,
-            "num_layers": 2,
-            "num_heads": 4,
-            "feed_forward_proj": "gated-gelu",
-            "dropout_rate": 0.0,
-        },
-    },
-    "1b": {
-        "type": "llama",
-        "dtype": "bfloat16",
-        "config": {
-            "vocab_size": 32_000,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": False,
-        },
-    },
-}
+    "tiny": {"type": "llama", "dtype": "float32", "config": {
+        "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    }},
+    "tiny-seq2seq": {"type": "t5", "dtype": "float32", "config": {
+        "vocab_size": 1024, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2,
+        "num_heads": 4, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0,
+    }},
+    "1b": {"type": "llama", "dtype": "bfloat16", "config": {
+        "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }},
+}  # fmt: skip
 
 
 def saved_model(name: str, directory: Path) -> Path:

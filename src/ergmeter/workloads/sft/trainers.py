@@ -12,21 +12,17 @@ import importlib.util
 import logging
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ergmeter.config_file import hint
 from ergmeter.errors import PluginError, UsageError
-from ergmeter.workloads.sft.config_file import is_of_bitsandbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ergmeter.workloads.sft.config_file import SftConfig
-    from ergmeter.workloads.sft.prepared_data import Prepared
+from ergmeter.workloads.sft.config_file import SftConfig, is_of_bitsandbytes
+from ergmeter.workloads.sft.prepared_data import Prepared
 
 # Backends load what was asked for, or the training stops with the reason and what to do. The
 # original fell back from `unsloth` to bitsandbytes without a word, so its comparison was of one
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # The default LoRA targets, by the usual names: attention and the feed-forward part.
-_TARGETS = (
+TARGETS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("q", "k", "v", "o", "wi_0", "wi_1", "wo"),  # T5's
 )
@@ -195,7 +191,7 @@ def targets(config: SftConfig, model: Any) -> list[str]:  # noqa: ANN401
             f"tuning.lora.target_modules: the model has no {missing[0]!r};"
             f" its linear layers are {', '.join(linear)}"
         )
-    modules = list(named or [name for name in _TARGETS if name in there])
+    modules = list(named or [name for name in TARGETS if name in there])
     if not modules:
         raise UsageError(
             "tuning.lora.target_modules: none of the usual names is in this model; name its layers"

@@ -10,26 +10,23 @@ import math
 import os
 import signal
 import traceback
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ergmeter import signals
 from ergmeter.errors import UsageError
+from ergmeter.integrations.huggingface import ErgmeterCallback
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
-from ergmeter.workloads.sft import facts, ledger, tiny_model, trainers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ergmeter.workloads.sft.config_file import SftConfig
-    from ergmeter.workloads.sft.prepared_data import Prepared
-    from ergmeter.workloads.sft.progress import TrainingProgress
+from ergmeter.workloads.sft import facts, ledger, memory_need, tiny_model, trainers
+from ergmeter.workloads.sft.config_file import SftConfig
+from ergmeter.workloads.sft.prepared_data import Prepared, prepare_data
+from ergmeter.workloads.sft.progress import TrainingWatch
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
 # lists, where there is an NVIDIA GPU. Without a sensor the training runs and its energy cells stay
@@ -70,7 +67,7 @@ _MODELS = Path("outputs/models")  # where models of our own are kept, once made
 class TrainingOutcome:
     """The result of a training."""
 
-    status: str  # finished, stopped (by a signal), failed, diverged
+    status: str  # finished, stopped (by a signal, or since it can't finish), failed, diverged
     output_dir: Path
     saved: bool
     run: Path | None = None
@@ -85,50 +82,47 @@ def run(
     config: SftConfig,
     *,
     out: Path | None = None,
-    tell: Callable[[TrainingProgress], None] = lambda _tick: None,
+    watch: TrainingWatch | None = None,
     say: Callable[[str], None] = lambda _line: None,
+    finish: Callable[[TrainingOutcome], int] = lambda _outcome: 1,
 ) -> TrainingOutcome:
-    """Runs the training of a configuration. Raises UsageError before it starts."""
-    stopping = _Stopping()
-    with signals.handled(stopping.on_signal):
+    """Runs the training of a configuration. Raises UsageError before it starts.
+
+    `finish` shows the outcome of a training that is ended within a step, and returns the exit code.
+    """
+    watch = watch or TrainingWatch()
+    with signals.handled(watch.on_signal):
         trainers.check(config)
         if config.metrics.enable_energy_logging:
             ledger.check(config.metrics.results_csv)
-        for line in _beforehand(config) if _rank() == 0 else ():
-            say(f"[train] {line}")
-        loaded = trainers.load_model(config, source(config))
-        from ergmeter.workloads.sft.prepared_data import prepare_data  # noqa: PLC0415  after Unsloth
-
-        start = getattr(loaded.model.config, "decoder_start_token_id", None)
-        data = prepare_data(config, loaded.tokenizer, decoder_start=start)
-        for note in data.notes if _rank() == 0 else ():
-            say(f"[train] {note}")
-        meter = _meter(config, out, say)
-        return _Fit(config, loaded, data, meter=meter, stopping=stopping, tell=tell, say=say).run()
+        where = config.train.output_dir
+        if _rank() == 0 and not config.train.resume and any(where.glob("*.safetensors")):
+            say(f"[train] {where} holds what an earlier training saved; it will be replaced")
+        path, free = source(config), memory_need.free_bytes()
+        memory_need.check(config, watch, str(path), free)
+        if not watch.reason:
+            loaded = trainers.load_model(config, path)
+            start = getattr(loaded.model.config, "decoder_start_token_id", None)
+            data = prepare_data(config, loaded.tokenizer, decoder_start=start)
+            for note in data.notes if _rank() == 0 else ():
+                say(f"[train] {note}")
+            memory_need.check(config, watch, str(path), free, data)
+        if not watch.reason:
+            meter = _meter(config, out, say)
+            return _Fit(config, loaded, data, meter, watch, say, finish).run()
+        return TrainingOutcome("stopped", where, False, problem=watch.reason, is_first=_rank() == 0)
 
 
 def source(config: SftConfig) -> Path | str:
     """The model's source: a built-in one, a directory, or a hub name."""
     if config.model.name.startswith("builtin:"):
         # Whole: adapters name it, and are loaded from anywhere.
-        return tiny_model.saved_model(
-            config.model.name, (config.model.local_dir or _MODELS).resolve()
-        )
+        folder = (config.model.local_dir or _MODELS).resolve()
+        return tiny_model.saved_model(config.model.name, folder)
     where = config.model.local_dir or config.model.name
     if str(where).startswith((".", "/", "~")) and not Path(where).is_dir():
         raise UsageError(f"model.name: there is no folder {where}")
     return where
-
-
-def _beforehand(config: SftConfig) -> list[str]:
-    """Warnings to print before the training."""
-    lines = []
-    if config.model.name == "builtin:1b" and not torch.cuda.is_available():
-        lines.append("no GPU here: 1.1 B parameters take hours; configs/cpu has small variants")
-    where = config.train.output_dir
-    if not config.train.resume and any(where.glob("*.safetensors")):
-        lines.append(f"{where} holds what an earlier training saved; it will be replaced")
-    return lines
 
 
 def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> Meter | None:
@@ -156,30 +150,6 @@ def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> M
     )
 
 
-class _Stopping:
-    """Signal handling: the first finishes the current step and saves; a second ends at once."""
-
-    def __init__(self) -> None:
-        self.by: int | None = None
-        self._is_waiting = False
-
-    @contextmanager
-    def waits(self) -> Iterator[None]:
-        """Lets the first signal set `by` instead of ending the process."""
-        self._is_waiting = True
-        try:
-            yield
-        finally:
-            self._is_waiting = False
-
-    def on_signal(self, number: int, _frame: object) -> None:
-        """Note the first signal, or end the process."""
-        if self.by is not None or not self._is_waiting:
-            raise SystemExit(128 + number)
-        self.by = number
-        os.write(2, b"[train] finishing this step and saving; once more ends it at once\n")
-
-
 class _Fit:
     """The training, and its end: save, close the run, write the row."""
 
@@ -188,30 +158,24 @@ class _Fit:
         config: SftConfig,
         loaded: trainers.LoadedModel,
         data: Prepared,
-        *,
         meter: Meter | None,
-        stopping: _Stopping,
-        tell: Callable[[TrainingProgress], None],
+        watch: TrainingWatch,
         say: Callable[[str], None],
+        finish: Callable[[TrainingOutcome], int],
     ) -> None:
-        from ergmeter.workloads.sft.progress import Teller  # noqa: PLC0415  loads transformers
-
-        self._config, self._meter, self._stopping, self._say = config, meter, stopping, say
-        self._data = data
+        self._config, self._data, self._meter, self._watch = config, data, meter, watch
+        self._say, self._finish = say, finish
         self._facts: dict[str, Any] = {}
         self._first_step = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        callbacks: list[object] = [Teller(tell, self._begun, lambda: stopping.by is not None)]
-        if meter is not None:
-            from ergmeter.integrations.huggingface import ErgmeterCallback  # noqa: PLC0415
-
-            callbacks.append(ErgmeterCallback(meter=meter))
-        self._trainer = trainers.trainer(config, loaded, data, callbacks=callbacks)
+        watch.begun = self._begun
+        callbacks = [] if meter is None else [ErgmeterCallback(meter=meter)]
+        self._trainer = trainers.trainer(config, loaded, data, callbacks=[*callbacks, watch])
 
     def run(self) -> TrainingOutcome:
         """Train, save, close the run, write the row: one signal waits until all this is done."""
         checkpoint = self._checkpoint()
-        with self._stopping.waits():
+        with self._watch.watches(self._end_now):
             if self._meter is not None:
                 self._meter.start()
             problem = ""
@@ -220,16 +184,30 @@ class _Fit:
                 self._keep_memory(done.metrics)
             except Exception as error:  # noqa: BLE001  saved and written down first, then told
                 problem = self._failed(error)
+            self._watch.ends()
             return self._ended(problem)
 
-    def _ended(self, problem: str) -> TrainingOutcome:
-        status = "failed" if problem else "stopped" if self._stopping.by else "finished"
+    def _end_now(self, may_save: bool) -> int:
+        """Ends the training within a step, from another thread; returns the exit code."""
+        return self._finish(self._ended("", is_cut=True, may_save=may_save))
+
+    def _ended(
+        self, problem: str, *, is_cut: bool = False, may_save: bool = True
+    ) -> TrainingOutcome:
+        """Saves, closes the run and writes the row.
+
+        Where weights may not be saved (the optimizer changes them, or the main thread is here too)
+        it closes the run, and no more.
+        """
+        is_stopped = self._watch.by is not None or self._watch.reason
+        status = "failed" if problem else "stopped" if is_stopped else "finished"
+        problem = problem or self._watch.reason
         last_losses = self._last_losses({"loss": "train_loss", "eval_loss": "eval_loss"})
         if status == "finished" and not all(map(math.isfinite, last_losses.values())):
             status, problem = "diverged", "the last loss is not a number: it diverged"
         if _rank() == 0:  # since the last log it is of each rank alone
             last_losses |= self._last_losses({"train_loss": "mean_train_loss"})
-        saved, not_saved = self._saved()
+        saved, not_saved = self._saved() if may_save else (False, "its weights were in use")
         ended = {
             **self._facts,
             **{name: loss for name, loss in last_losses.items() if math.isfinite(loss)},
@@ -239,18 +217,14 @@ class _Fit:
         }
         run = self._closed(ended, problem)
         # If one failed, the others would wait for a rank that is not coming.
-        if status != "failed" and self._trainer.args.world_size > 1:
+        if status != "failed" and not is_cut and self._trainer.args.world_size > 1:
             self._trainer.accelerator.wait_for_everyone()  # to close their parts of the run
         outcome = TrainingOutcome(
-            status,
-            self._config.train.output_dir,
-            saved,
-            run=run,
+            status, self._config.train.output_dir, saved, run=run, signal=self._watch.by,
             problem="; ".join(text for text in (problem, not_saved) if text),
-            signal=self._stopping.by,
             is_first=_rank() == 0,
-        )
-        if run is None or _rank() != 0:
+        )  # fmt: skip
+        if run is None or _rank() != 0 or not may_save:
             return outcome
         cells = ledger.row(Run.open(run), {**ended, "notes": outcome.problem.replace(";", ",")})
         written = ledger.append_row(self._config.metrics.results_csv, cells)
@@ -317,8 +291,9 @@ class _Fit:
             return None
         self._meter.workload(ended)
         ending = f"failed ({problem[:300]})" if problem else None
-        if ended["status"] == "stopped" and self._stopping.by is not None:
-            ending = f"stopped ({signal.Signals(self._stopping.by).name})"
+        if ended["status"] == "stopped":
+            by = self._watch.by
+            ending = f"stopped ({signal.Signals(by).name if by else 'it would take too long'})"
         self._meter.close(ending)
         if _rank() == 0:
             self._say("[train] Energy logging stopped")

@@ -1,0 +1,44 @@
+"""`erg train` of a model whose steps are slow: after some quick ones, its forward pass takes long.
+
+    slow_steps.py KIND QUICK LENGTH WARM_UP_S [options of erg train]
+
+KIND is `sleep`, for so many seconds; `torch`, the eigenvalues of a matrix of that size, which is
+one call into C; or `never`. The file `slow` has the process's number from then on, and `over` is
+made after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from ergmeter.cli.main import main
+from ergmeter.workloads.sft import progress
+
+kind, quick, length, warm_up_s = sys.argv[1], *map(float, sys.argv[2:5])
+progress.WARM_UP_S = warm_up_s
+forward, calls = LlamaForCausalLM.forward, 0
+
+
+def slow_forward(self: Any, *args: Any, **named: Any) -> Any:
+    global calls
+    calls += 1
+    if calls > quick and not Path("slow").exists():
+        Path("slow.new").write_text(str(os.getpid()))
+        Path("slow.new").rename("slow")
+        if kind == "sleep":
+            time.sleep(length)
+        elif kind == "torch":
+            torch.linalg.eigvals(torch.randn(int(length), int(length)))
+        Path("over").touch()
+    return forward(self, *args, **named)
+
+
+LlamaForCausalLM.forward = slow_forward
+main(["train", *sys.argv[5:]])

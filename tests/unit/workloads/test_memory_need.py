@@ -1,0 +1,179 @@
+"""The memory of a training before it begins: by the estimate of `erg estimate`, against what is
+free; nothing that fits is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
+from ergmeter.workloads.sft import memory_need, tiny_model, training
+from ergmeter.workloads.sft.config_file import SftConfig, load
+from ergmeter.workloads.sft.progress import TrainingWatch
+from tests.models import models as kept_models
+
+pytestmark = pytest.mark.frameworks
+
+ROOT = Path(__file__).parents[3]
+TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+LONGEST = 2048  # tokens that the tiny model has positions for
+Write = Callable[..., SftConfig]
+
+
+@pytest.fixture
+def write(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Write]:
+    """`write(train={...})`: a configuration of the tiny model with these changes."""
+    monkeypatch.chdir(tmp_path)
+    folder = str(kept_models(tmp_path_factory))
+
+    def configuration(**changes: dict[str, Any]) -> SftConfig:
+        settings: dict[str, Any] = {
+            "model": {"name": "builtin:tiny", "local_dir": folder, "max_seq_len": 64},
+            "tuning": {"lora": {"r": 4, "alpha": 8, "dropout": 0.0}},
+            "train": {"batch_size": 2, "max_steps": 1},
+            "metrics": {"enable_energy_logging": False},
+        }
+        for section, values in changes.items():
+            settings[section] = {**settings.get(section, {}), **values}
+        path = Path("run.yaml")
+        path.write_text(yaml.safe_dump(settings))
+        return load(path)
+
+    yield configuration
+    torch.manual_seed(0)
+
+
+def model_of(name: str, **fields: int) -> str:
+    """The folder of a configuration, as a downloaded model has it, without its weights."""
+    recipe = tiny_model.RECIPES[name]
+    config = {"model_type": recipe["type"], **recipe["config"], **fields}
+    folder = Path(f"config-of-{name}")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "train", "options"),
+    [
+        (
+            {"backend": "torch", "lora": {"r": 4, "alpha": 8, "dropout": 0.0}},
+            {"bf16": True, "optim": "adamw_torch"},
+            ("--dtype", "bf16", "--lora", f"r=4,targets={TARGETS}"),
+        ),
+        (
+            {"backend": "torch", "lora": {"r": 4, "dropout": 0.1}},
+            {"gradient_checkpointing": True, "optim": "sgd"},
+            ("--dtype", "fp32", "--lora", f"r=4,targets={TARGETS}", "--lora-dropout",
+             "--checkpointing", "full", "--optimizer", "sgd"),
+        ),
+        (
+            {"backend": "bnb", "mode": "qlora", "lora": {"r": 4, "dropout": 0.0}},
+            {"bf16": True, "optim": "adamw_bnb_8bit"},
+            ("--dtype", "bf16", "--lora", f"r=4,targets={TARGETS}", "--quantize", "nf4-double",
+             "--optimizer", "adamw-8bit"),
+        ),
+        ({"backend": "torch", "mode": "full"}, {"bf16": True}, ("--dtype", "mixed")),
+    ],
+    ids=["lora", "lora with dropout, checkpointing", "qlora", "full"],
+)  # fmt: skip
+def test_it_is_the_estimate_of_erg_estimate(
+    write: Write,
+    erg: Callable[..., tuple[int, str, str]],
+    tuning: dict[str, Any],
+    train: dict[str, Any],
+    options: tuple[str, ...],
+) -> None:
+    config = write(tuning=tuning, train={"grad_accum": 2, "batch_size": 8, **train})
+    model = model_of("1b")
+    ours = memory_need.step_bytes(config, model, rows=8, read=1024, answered=1024)
+    words = ("--seq-len", 1024, "--batch-size", 16, "--micro-batches", 2, "--attention", "flash")
+    code, printed, problem = erg("estimate", f"{model}/config.json", *words, *options, "--json")
+    assert code == 0, problem
+    theirs = json.loads(printed)["readings"]["estimate.memory_peak_bytes"]["value"]
+    assert ours == theirs - CUBLAS_BYTES
+
+
+def test_a_model_too_large_to_load_is_refused_before_it_is_loaded(
+    write: Write, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Ten million million weights; there is no file of them, and none is looked for."""
+    folder = model_of("1b", hidden_size=2**18, intermediate_size=2**20, num_hidden_layers=8)
+    write(model={"name": f"./{folder}", "local_dir": None}, tuning={"mode": "full"})
+    code, printed, _ = erg("train", "--config", "run.yaml")
+    (line,) = [line for line in printed.splitlines() if "stopped" in line]
+    assert code == 1
+    assert "the training needs" in line
+    assert " is free: take a smaller train.batch_size" in line
+    assert "--anyway" in line
+    assert line.endswith("nothing is saved")
+    code, _, problem = erg("train", "--config", "run.yaml", "--anyway")
+    assert code == 2
+    assert "Warning: the training needs" in problem
+    assert "model.name" in problem.splitlines()[-1]  # it went on, to load what is not there
+
+
+def test_a_batch_too_large_is_refused_once_the_rows_are_read(write: Write) -> None:
+    """Attention that keeps its probabilities, of as many rows as this machine has no memory for."""
+    changes: dict[str, Any] = {
+        "model": {"max_seq_len": LONGEST, "attn_implementation": "eager"},
+        "data": {"train_path": "text.txt"},
+        "train": {"batch_size": 10**6},
+    }
+    a_row = memory_need.step_bytes(write(**changes), model_of("tiny"), 1, LONGEST, LONGEST)
+    rows = int(1.2 * psutil.virtual_memory().total / a_row)
+    Path("text.txt").write_text("The bell rings at noon. " * (rows * LONGEST // 6))
+    path = Path("run.yaml")
+    path.write_text(path.read_text() + "task_mode: cpt\n")
+    outcome = training.run(load(path))
+    assert (outcome.status, outcome.saved, outcome.run) == ("stopped", False, None)
+    assert f" x {LONGEST} tokens at a time), and " in outcome.problem
+
+
+def test_a_batch_is_no_larger_than_the_rows_there_are(write: Write) -> None:
+    lines = [json.dumps({"prompt": "Who?", "response": f"Anna {n}."}) for n in range(3)]
+    Path("pairs.jsonl").write_text("\n".join(lines))
+    config = write(train={"batch_size": 10**9}, data={"train_path": "pairs.jsonl"})
+    assert training.run(config).status == "finished"
+
+
+def test_the_shipped_configurations_for_a_processor_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted((ROOT / "configs/cpu").glob("run_*.yaml"))
+    assert len(paths) == 3
+    monkeypatch.chdir(tmp_path)
+    model = model_of("tiny")
+    for path in paths:
+        config = load(path)
+        width = config.model.max_seq_len
+        needed = memory_need.step_bytes(config, model, config.train.batch_size, width, width)
+        assert 0 < needed < 100e6, path
+
+
+def test_unreadable_memory_refuses_nothing(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert memory_need.free_bytes() < float("inf")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", "/nowhere")
+    assert memory_need.free_bytes() == float("inf")
+    watch = TrainingWatch()
+    config = write(tuning={"mode": "full"})
+    memory_need.check(config, watch, model_of("1b", hidden_size=2**18), memory_need.free_bytes())
+    assert watch.reason == ""
+
+
+def test_a_model_that_no_estimate_reads_is_not_refused(write: Write) -> None:
+    watch = TrainingWatch()
+    for model in ("nobody/has-this", "nowhere"):
+        memory_need.check(write(), watch, model, free=1.0)
+    assert watch.reason == ""
