@@ -143,8 +143,9 @@ class Group:
 
         A cell's headline rate is not one of them: it may be of real or of computed tokens.
         """
-        is_bench = all(entry.kind == "cell" for entry in self.entries)
-        return measured.compared_keys if is_bench else measured.every_key
+        if measured.alternatives and all(entry.kind == "cell" for entry in self.entries):
+            return measured.alternatives
+        return measured.every_key
 
     def has(self, measured: Metric) -> bool:
         """True if a run that ended well has one of the measure's metrics."""

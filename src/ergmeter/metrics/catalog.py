@@ -142,13 +142,8 @@ class Metric:
         return self.rule or self.key
 
     @property
-    def compared_keys(self) -> tuple[str, ...]:
-        """The metrics that cells of a bench are compared by, the best first."""
-        return self.alternatives or (self.key,)
-
-    @property
     def every_key(self) -> tuple[str, ...]:
-        """The metrics that runs are compared by: those of cells, then its own."""
+        """The metrics that runs are compared by, the best first: those of cells, then its own."""
         return tuple(dict.fromkeys((*self.alternatives, self.key)))
 
     @property

@@ -27,13 +27,9 @@ from ergmeter.views.document import Document, Paragraph
 def label_document(run: Run) -> dict[str, Any]:
     """Return labels as JSON, or the reason why they cannot be read."""
     try:
-        labels = labels_of(run.path)
+        return labels_of(run.path).as_json()
     except FormatError as error:
         return {"missing": str(error)}
-    return {
-        "tags": list(labels.tags),
-        "notes": [{"at": at, "text": note} for at, note in labels.notes],
-    }
 
 
 def result(result: Result) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def command(
     from ergmeter.metrics.catalog import find
     from ergmeter.metrics.summarize import settings_of, summarize
     from ergmeter.views.run import model_card as view
-    from ergmeter.views.run.model_card import badge as badge_svg
 
     key = find(_SHORT.get(metric.lower(), metric))[0].key
     if badge is not None and badge.suffix.lower() != ".svg":
@@ -76,7 +75,7 @@ def command(
     sources = view.Sources(run, summary, all_steps, declared, flops, location, training_type)
     text = view.page(sources)
     if badge is not None:
-        badge.write_text(badge_svg(key, view.figure(sources, key)), "utf-8")
+        badge.write_text(view.badge(key, view.figure(sources, key)), "utf-8")
     if out is None:
         click.echo(text)
     else:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from ergmeter.atomic_write import write_json
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
@@ -54,6 +55,11 @@ class Labels:
 
     tags: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()  # when, and what
+
+    def as_json(self) -> dict[str, Any]:
+        """The labels as JSON."""
+        notes = [{"at": at, "text": text} for at, text in self.notes]
+        return {"tags": list(self.tags), "notes": notes}
 
 
 def labels_of(run: Path) -> Labels:
@@ -100,8 +106,7 @@ def add_labels(run: Path, more: Labels) -> Labels:
 
 
 def _write_labels(run: Path, labels: Labels) -> Labels:
-    notes = [{"at": at, "text": text} for at, text in labels.notes]
-    write_json(run / LABELS_FILE, {"tags": labels.tags, "notes": notes})
+    write_json(run / LABELS_FILE, labels.as_json())
     return labels
 
 

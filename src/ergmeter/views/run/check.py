@@ -82,8 +82,7 @@ def _listed_data(listed: ListedRun, keys: Iterable[str]) -> dict[str, Any]:
         "name": listed.run.name,
         "created": listed.run.header.get("created"),
         "status": listed.summary.status,
-        "tags": list(listed.labels.tags),
-        "notes": [{"at": at, "text": text} for at, text in listed.labels.notes],
+        **listed.labels.as_json(),
         "readings": {key: documents.result(readings[key]) for key in keys},
     }
 
