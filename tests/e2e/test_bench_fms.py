@@ -63,11 +63,11 @@ def test_lora_cells_of_sft_trainer_train_on_two_ranks(lab: Lab) -> None:
     for rank in (0, 1):  # each had its own arguments, and not those of torchrun
         asked = json.loads((cell / "hf" / f"rank-{rank}.json").read_text())
         assert (asked["r"], asked["per_device_train_batch_size"]) == (4, 2)
-    told = json.loads((cell / "hf" / "told.json").read_text())
+    figures = json.loads((cell / "hf" / "figures.json").read_text())
     (row,) = rows_of(lab.path / "results" / "benchmarks.csv")
     for name in ("train_loss", "train_runtime", "train_samples_per_second"):
-        assert float(row[name]) == told[name]
-    assert float(row["train_tokens_per_second"]) == told["train_tokens_per_second"]
+        assert float(row[name]) == figures[name]
+    assert float(row["train_tokens_per_second"]) == figures["train_tokens_per_second"]
     assert (row["status"], row["num_gpus"], row["peft_method"]) == ("ok", "2", "lora")
     assert row["per_device_train_batch_size"] == "2"
 
@@ -78,8 +78,8 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 model(torch.ones(1, 2) * dist.get_rank()).sum().backward()
 gradient = model.module.weight.grad[0].tolist()
-told = [dist.get_rank(), dist.get_world_size(), gradient, sys.argv[1:], os.environ["FSDP_VERSION"]]
-os.write(1, (json.dumps(told) + chr(10)).encode())  # in one write: ranks share a pipe
+rank = [dist.get_rank(), dist.get_world_size(), gradient, sys.argv[1:], os.environ["FSDP_VERSION"]]
+os.write(1, (json.dumps(rank) + chr(10)).encode())  # in one write: ranks share a pipe
 dist.destroy_process_group()
 """
 
@@ -96,10 +96,10 @@ def test_accelerate_starts_the_ranks_by_the_file_that_is_shipped(lab: Lab) -> No
     how = launching.start(cell, lab.path / "exp_0", has_gpus=True)
     done = lab.run(*how.words, env=variables())
     assert done.returncode == 0, done.stderr.decode()
-    told = sorted(json.loads(line) for line in done.stdout.decode().splitlines())
-    given = [*arguments, str(lab.path / "exp_0" / "run")]
+    ranks = sorted(json.loads(line) for line in done.stdout.decode().splitlines())
+    asked = [*arguments, str(lab.path / "exp_0" / "run")]
     # The mean of the gradients 0 and 1 of the two ranks.
-    assert told == [[rank, 2, [0.5, 0.5], given, "1"] for rank in (0, 1)]
+    assert ranks == [[rank, 2, [0.5, 0.5], asked, "1"] for rank in (0, 1)]
 
 
 TOX = (PYTHON, "-m", "tox", "-q", "-c", ROOT / "tox.ini", "--workdir", "tox", "-e", "run-benches")
@@ -109,7 +109,7 @@ OURS = ("skip_install=true", "extras=", f"set_env=PYTHON={PYTHON}")
 
 def tox(lab: Lab, *arguments: str, **more: str) -> str:
     """`tox -e run-benches -- ARGUMENTS`, to the end of a dry run."""
-    words = [word for one in OURS for word in ("-x", f"testenv:run-benches.{one}")]
+    words = [word for setting in OURS for word in ("-x", f"testenv:run-benches.{setting}")]
     words += ["--", *arguments] if arguments else []
     done = lab.run(*TOX, *words, env=variables(DRY_RUN="true", **more))
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
@@ -164,9 +164,9 @@ def test_the_page_prints_what_it_says(lab: Lab, tmp_path_factory: pytest.TempPat
     assert sorted(plain) == list(plain)
     assert always <= set(plain)
     own = rows_of(results / "results.csv")
-    for row, one in zip((plain, quantised), own, strict=True):
-        last = [log["loss"] for log in logs(results / f"exp_{one['index']}") if "loss" in log][-1]
-        assert float(one["loss"]) == pytest.approx(last)
+    for row, cell in zip((plain, quantised), own, strict=True):
+        last = [log["loss"] for log in logs(results / f"exp_{cell['index']}") if "loss" in log][-1]
+        assert float(cell["loss"]) == pytest.approx(last)
         assert float(row["train_loss"]) != pytest.approx(last, rel=1e-3)
     assert "bitsandbytes" not in (results / "exp_0" / "stderr").read_text()
     assert "kernels" not in (results / "exp_0" / "stderr").read_text()

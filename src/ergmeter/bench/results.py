@@ -171,7 +171,7 @@ FMS_STAGES = ("init", "train")
 SAVED = "all_results.json"
 _IS_MEMORY = re.compile(r"_mem_[cg]pu")
 _USED = "memory.used"
-_SHOWN = 80  # characters of a damaged file's first line
+_LONGEST_LINE = 80  # characters of a damaged file's first line
 
 
 def saved_by_trainer(saved: Mapping[str, object]) -> dict[str, float]:
@@ -259,7 +259,7 @@ def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
                 used[device] = first, max(highest, value)
     if _USED not in log.names:
         raise FormatError(
-            f"{path.name}: no column {_USED} in its first line ({log.first[:_SHOWN]!r});"
+            f"{path.name}: no column {_USED} in its first line ({log.first[:_LONGEST_LINE]!r});"
             " log with --query-gpu timestamp,name,index,memory.used --format csv"
         )
     if not used:

@@ -87,7 +87,7 @@ def clone(tmp_path: Path) -> Path:
     return benchmarks / "scenarios.yaml"
 
 
-def given(script: Any, *words: object, **variables: str) -> Namespace:
+def flags_of(script: Any, *words: object, **variables: str) -> Namespace:
     """What run_benchmarks.sh hands to benchmark.py."""
     done = subprocess.run(
         ["bash", ROOT / "scripts" / "run_benchmarks.sh", *map(str, words)],
@@ -116,23 +116,23 @@ def test_the_shell_script_takes_its_four_arguments_and_later_its_five(
     script: Any, clone: Path, tmp_path: Path
 ) -> None:
     echo = {"PYTHON": str(tmp_path / "python")}
-    small = given(script, **echo)
+    small = flags_of(script, **echo)
     assert small.scenarios_config_path.resolve() == ROOT / "scenarios" / "scenarios.yaml"
     assert (small.run_only_scenarios, small.num_gpus) == (["lora"], None)
     assert small.results_output_path == Path("benchmark_outputs")
     assert (small.preload_models, small.log_memory_hf, small.log_nvidia_smi) == (True, True, False)
-    every = given(script, "1 2", **echo)
+    every = flags_of(script, "1 2", **echo)
     assert (every.run_only_scenarios, every.num_gpus) == ([], [1, 2])
-    four = given(script, "1 2", "out", clone, "accelerated-peft-gptq", **echo)
+    four = flags_of(script, "1 2", "out", clone, "accelerated-peft-gptq", **echo)
     assert four.num_gpus == [1, 2]
     assert four.effective_batch_size is None
     assert (four.results_output_path, four.scenarios_config_path) == (Path("out"), clone)
     assert four.run_only_scenarios == ["accelerated-peft-gptq"]
-    five = given(script, "1 2", "4 8", "out", clone, "none", **echo)
+    five = flags_of(script, "1 2", "4 8", "out", clone, "none", **echo)
     assert (five.num_gpus, five.effective_batch_size) == ([1, 2], [4, 8])
     assert (five.results_output_path, five.run_only_scenarios) == (Path("out"), [])
     # An empty filter is all, as there.
-    assert given(script, "1", "out", clone, "", **echo).run_only_scenarios == []
+    assert flags_of(script, "1", "out", clone, "", **echo).run_only_scenarios == []
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_a_variable_of_the_shell_script_is_a_flag(
     script: Any, tmp_path: Path, variable: str, value: str, flag: str
 ) -> None:
     echo = {"PYTHON": str(tmp_path / "python")}
-    assert getattr(given(script, "1", **echo, **{variable: value}), flag) is True
+    assert getattr(flags_of(script, "1", **echo, **{variable: value}), flag) is True
     if variable != "MEMORY_LOGGING":
-        assert getattr(given(script, "1", **echo, **{variable: "false"}), flag) is False
+        assert getattr(flags_of(script, "1", **echo, **{variable: "false"}), flag) is False
         done = subprocess.run(
             ["bash", ROOT / "scripts" / "run_benchmarks.sh", "1"],
             env={**os.environ, **echo, variable: "yes"},
@@ -184,7 +184,8 @@ def test_the_flags_do_what_fms_says(script: Any, clone: Path, tmp_path: Path) ->
     )
     for words_ in ("--r 16", "--target_modules q_proj k_proj v_proj o_proj", "--max_steps 100"):
         assert f" {words_}" in " ".join(first.command)
-    file = clone.parents[2] / "sample-configurations" / CONTENTS["framework_configs"][0]["filename"]
+    name = "accelerated-peft-autogptq-sample-configuration.yaml"
+    file = clone.parents[2] / "sample-configurations" / name
     assert Path(first.environment["ACCELERATION_FRAMEWORK_CONFIG_FILE"]).resolve() == file
     shipped = str(ROOT / "scenarios" / "accelerate.yaml")
     assert made.cells[1].launch_options == ("--config_file", shipped)
@@ -223,10 +224,10 @@ def test_a_model_that_can_not_be_had_is_one_line_before_the_first_cell(tmp_path:
     scenario = {"name": "a", "arguments": {"model_name_or_path": ["no/such-model"]},
                 "command": "true {arguments}"}  # fmt: skip
     (tmp_path / "a.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
-    told = benchmark("--scenarios_config_path", "a.yaml", "--preload_models")
-    assert told.returncode == 1
-    assert told.stderr.startswith("benchmark.py: the model no/such-model can't be had: ")
-    assert told.stderr.count("\n") == 1
+    done = benchmark("--scenarios_config_path", "a.yaml", "--preload_models")
+    assert done.returncode == 1
+    assert done.stderr.startswith("benchmark.py: the model no/such-model can't be had: ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "benchmark_results").exists()
 
 
@@ -238,8 +239,8 @@ def test_results_are_where_fms_has_them_and_data_where_it_is_told_to_be(tmp_path
     rows = {"instruction": "Who?", "input": "", "output": "Anna."}
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
-    told = benchmark("--scenarios_config_path", "a.yaml", "--dataset_save_path", "kept")
-    assert told.returncode == 0, told.stderr
+    done = benchmark("--scenarios_config_path", "a.yaml", "--dataset_save_path", "kept")
+    assert done.returncode == 0, done.stderr
     results = tmp_path / "benchmark_results"
     (data,) = (tmp_path / "kept").iterdir()
     assert (results / "data" / data.name).read_bytes() == data.read_bytes()

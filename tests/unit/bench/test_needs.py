@@ -87,10 +87,10 @@ def test_sft_trainer_has_an_interpreter_of_its_own_which_starts_its_ranks(
     axes = {**AXES, "num_gpus": [2]}
     path = scenarios(tmp_path, command="sft_trainer", arguments=arguments, axes=axes)
     monkeypatch.setenv("ERGMETER_FMS_PYTHON", str(tmp_path / "python"))
-    said = missing_packages(plan(path).cells, has_gpus=True)
-    assert said.count("lacks") == 1
-    assert f"lacks {tmp_path}/python: `./dev fms` puts fms-hf-tuning there" in said
-    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in said
+    lacks = missing_packages(plan(path).cells, has_gpus=True)
+    assert lacks.count("lacks") == 1
+    assert f"lacks {tmp_path}/python: `./dev fms` puts fms-hf-tuning there" in lacks
+    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in lacks
     own = plan(path, command="/opt/python -m tuning.sft_trainer {arguments}")
     assert missing_packages(own.cells, has_gpus=True) == ""
     for made, python in ((plan(path), str(tmp_path / "python")), (own, "/opt/python")):

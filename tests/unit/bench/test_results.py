@@ -200,8 +200,8 @@ def test_fms_train_loss_is_the_trainers_mean_and_ours_the_last_logged(tmp_path: 
     assert json.loads((path / "results.json").read_text())["train_loss"] == 6.5736
     with fms.fms_writer(tmp_path) as add:
         add(results.table(tmp_path))
-    (told,) = csv.DictReader((tmp_path / fms.BENCHMARKS).read_text().splitlines())
-    assert told["train_loss"] == "6.5736"
+    (exported,) = csv.DictReader((tmp_path / fms.BENCHMARKS).read_text().splitlines())
+    assert exported["train_loss"] == "6.5736"
 
 
 def test_a_run_that_knows_steps_alone_takes_no_tokens_away(tmp_path: Path) -> None:

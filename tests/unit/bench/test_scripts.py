@@ -163,9 +163,9 @@ COMMAND = "/opt/fms/bin/python -m tuning.sft_trainer {arguments}"
 def test_a_command_and_a_list_of_frameworks_reach_the_program(
     tmp_path: Path, script: Any, options: tuple[str, ...]
 ) -> None:
-    told = benchmarks(tmp_path / "results", scenarios(tmp_path), *options, python="echo")
-    assert told.returncode == 0, told.stderr
-    line = told.stdout.splitlines()[0]
+    done = benchmarks(tmp_path / "results", scenarios(tmp_path), *options, python="echo")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[0]
     assert f"--contents{'=' if '=' in options[-1] else ' '}x.yaml" in line
     assert COMMAND in line
     # As the shell hands them on, each is one argument.
@@ -223,22 +223,22 @@ def test_a_dry_run_shows_what_the_named_machine_runs(
     monkeypatch.setenv("ERGMETER_FMS_PYTHON", "/none/python")
     path = of_fms(tmp_path, response_template="\n### Response:")
     words = ["--num_gpus_matrix", *gpus] if gpus else []
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, SCRIPTS / "benchmark.py", "--scenarios_config_path", path, "--dry_run",
          "--results_output_path", tmp_path / "results", *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    heads = [line for line in told.stdout.splitlines() if line.startswith("# ")]
+    assert done.returncode == 0, done.stderr
+    heads = [line for line in done.stdout.splitlines() if line.startswith("# ")]
     assert len(heads) == (2 if gpus else 4)
     assert all("response_template=\\n### Response:, " in line for line in heads)
-    assert told.stdout.count("-m accelerate.commands.launch") == accelerate
-    assert told.stdout.count("-m torch.distributed.run") == (0 if gpus else 2)
-    assert ("there are none here, where torchrun" in told.stderr) == bool(gpus)
+    assert done.stdout.count("-m accelerate.commands.launch") == accelerate
+    assert done.stdout.count("-m torch.distributed.run") == (0 if gpus else 2)
+    assert ("there are none here, where torchrun" in done.stderr) == bool(gpus)
     shipped = SCRIPTS.parent / "scenarios" / "accelerate.yaml"
-    assert told.stdout.count(f"--config_file {shipped}") == accelerate
-    assert told.stderr.count("fms-hf-tuning") == 1  # which is not here, once for all cells
-    assert COMMAND.partition(" ")[2] in told.stderr
+    assert done.stdout.count(f"--config_file {shipped}") == accelerate
+    assert done.stderr.count("fms-hf-tuning") == 1  # which is not here, once for all cells
+    assert COMMAND.partition(" ")[2] in done.stderr
 
 
 def test_sft_trainer_is_installed_or_one_line_says_what_to_do(
@@ -256,11 +256,11 @@ def test_sft_trainer_is_installed_or_one_line_says_what_to_do(
     (tmp_path / "dev").write_text("#!/bin/sh\necho no index >&2\nexit 1\n")
     (tmp_path / "dev").chmod(0o755)
     assert script.main() == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[0] == "no index"
-    assert said[1].startswith("benchmark.py: fms-hf-tuning could not be installed, see above")
-    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in said[1]
-    assert len(said) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "no index"
+    assert lines[1].startswith("benchmark.py: fms-hf-tuning could not be installed, see above")
+    assert "--command '/path/of/python -m tuning.sft_trainer {arguments}'" in lines[1]
+    assert len(lines) == 2
     # A Python that has it, and not all that the arguments ask for.
     package = tmp_path / "site" / "tuning"
     package.mkdir(parents=True)
@@ -270,8 +270,8 @@ def test_sft_trainer_is_installed_or_one_line_says_what_to_do(
         f' exec {sys.executable} \\"\\$@\\"\\n" >{python}\nchmod +x {python}\n'
     )
     assert script.main() == 1
-    (said,) = capfd.readouterr().err.splitlines()
-    assert said.startswith(f"benchmark.py: {python} lacks flash_attn: install flash-attn there")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"benchmark.py: {python} lacks flash_attn: install flash-attn there")
     assert not results.exists()
 
 

@@ -261,7 +261,7 @@ def plan_command(
     help=f"With --resume: run these again too ({', '.join(AGAIN)}); their output is put aside.",
 )
 @flag("--move-aside", help="Keep an earlier --out under another name.")
-@flag("--dry-run", help="Show what would be started, and start nothing.")
+@flag("--dry-run", help="Show what would be started (on GPUs with --num-gpus), and start nothing.")
 @with_default(
     "--launcher", "launcher_name", default="local", help="Who has the cells run; a plugin's name."
 )

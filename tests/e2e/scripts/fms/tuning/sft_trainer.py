@@ -63,7 +63,7 @@ def main() -> None:
     for number in range(asked.max_steps):
         texts = [rows[(number * batch + i) % len(rows)].ljust(WIDTH) for i in range(batch)]
         x = torch.tensor([[ord(c) / 128 for c in text[:WIDTH]] for text in texts])
-        loss = torch.nn.functional.mse_loss(model(x), x)
+        loss: Any = torch.nn.functional.mse_loss(model(x), x)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def main() -> None:
     if ranks > 1:
         dist.destroy_process_group()
     if rank == 0:
-        told = {
+        figures = {
             "train_runtime": took_s,
             "train_samples_per_second": asked.max_steps * batch * ranks / took_s,
             "train_steps_per_second": asked.max_steps / took_s,
@@ -81,9 +81,9 @@ def main() -> None:
             "train_loss": sum(losses) / len(losses),
         }
         if asked.skip_memory_metrics == "False":
-            told |= {"before_init_mem_cpu": 1, "init_mem_cpu_alloc_delta": 0}
-        (asked.output_dir / "told.json").write_text(json.dumps(told))
-        print({**told, "epoch": 1.0}, flush=True)
+            figures |= {"before_init_mem_cpu": 1, "init_mem_cpu_alloc_delta": 0}
+        (asked.output_dir / "figures.json").write_text(json.dumps(figures))
+        print({**figures, "epoch": 1.0}, flush=True)
 
 
 if __name__ == "__main__":
