@@ -3,6 +3,7 @@ free; nothing that fits is refused."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,11 +53,11 @@ def write(
     torch.manual_seed(0)
 
 
-def model_of(name: str, **fields: int) -> str:
+def model_of(name: str, *, within: Path = Path(), **fields: int) -> str:
     """The folder of a configuration, as a downloaded model has it, without its weights."""
     recipe = tiny_model.RECIPES[name]
     config = {"model_type": recipe["type"], **recipe["config"], **fields}
-    folder = Path(f"config-of-{name}")
+    folder = within / f"config-of-{name}"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
@@ -103,6 +104,16 @@ def test_it_is_the_estimate_of_erg_estimate(
     assert ours == theirs - CUBLAS_BYTES
 
 
+def test_no_more_is_estimated_than_was_measured(tmp_path: Path) -> None:
+    """On an H200, what the shipped configurations had on the device at most."""
+    model = model_of("1b", within=tmp_path)
+    for path in (ROOT / "tests/data/h200_backends").glob("*.csv"):
+        for row in csv.DictReader(path.read_text().splitlines()):
+            config = load(ROOT / f"configs/run_{row['backend']}.yaml")
+            needed = memory_need.step_bytes(config, model, rows=8, read=1024, answered=1024)
+            assert 2e9 < needed < 1e6 * float(row["vram_peak_MB"]), row
+
+
 def test_a_model_too_large_to_load_is_refused_before_it_is_loaded(
     write: Write, erg: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -146,13 +157,10 @@ def test_a_batch_is_no_larger_than_the_rows_there_are(write: Write) -> None:
     assert training.run(config).status == "finished"
 
 
-def test_the_shipped_configurations_for_a_processor_are_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_configurations_for_a_processor_are_small(tmp_path: Path) -> None:
     paths = sorted((ROOT / "configs/cpu").glob("run_*.yaml"))
     assert len(paths) == 3
-    monkeypatch.chdir(tmp_path)
-    model = model_of("tiny")
+    model = model_of("tiny", within=tmp_path)
     for path in paths:
         config = load(path)
         width = config.model.max_seq_len

@@ -284,7 +284,7 @@ def _series(
         done += code == 0
         failed += code != 0
     click.echo(f"{done} of {len(plan)} trainings finished; runs in {where}")
-    if len(configs) > 1:
+    if done and len(configs) > 1:
         backends = {config.tuning.backend for config in configs}
         by = "backend" if len(backends) == len(configs) else "config"
         click.echo(f"compare them: erg compare {where} --group-by {by}")

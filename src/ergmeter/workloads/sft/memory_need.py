@@ -71,22 +71,22 @@ def step_bytes(config: SftConfig, model: str, rows: int, read: int, answered: in
     """The peak of a step on one device. An encoder reads `read` tokens of a row."""
     train, tuning = config.train, config.tuning
     graph, is_lora = read_graph(model), tuning.mode != "full"
-    there = module_names(graph)
-    targets = tuning.lora.target_modules or tuple(name for name in TARGETS if name in there)
+    targets = tuning.lora.target_modules or tuple(n for n in TARGETS if n in module_names(graph))
     dtype = "bf16" if train.bf16 else "fp16" if train.fp16 else "fp32"
     stored = "nf4" if declared_method(read_model(model)) else None
-    own: Any = "fused" if tuning.backend == "unsloth" else "eager"
-    loss: Any = "fused" if own == "fused" else "logits"
+    is_unsloth = tuning.backend == "unsloth"  # whose kernels keep few activations
+    loss: Any = "fused" if is_unsloth else "logits"
     attention: Any = "eager" if config.model.attn_implementation == "eager" else "flash"
     setup = Setup(
         dtype if is_lora or dtype == "fp32" else "mixed",
         _OPTIMIZERS.get(train.optim, "sgd"),
         {4: "nf4-double", 8: "int8"}.get(tuning.bits or 0, stored),
-        Kernels(attention, own, own, loss, has_adapter_dropout=tuning.lora.dropout > 0),
+        Kernels(attention, loss=loss, has_adapter_dropout=tuning.lora.dropout > 0),
         train.grad_accum,
     )
     source_len = read if config.model.type == "seq2seq" else None
     batch = Batch.of(rows * train.grad_accum, answered, source_len=source_len, facts=graph.facts)
     lora = Lora(tuning.lora.r, targets, is_dora=tuning.mode == "dora") if is_lora else None
-    how = TrainedParts(lora, checkpointing="full" if train.gradient_checkpointing else "none")
+    checkpointing: Any = "full" if train.gradient_checkpointing or is_unsloth else "none"
+    how = TrainedParts(lora, checkpointing=checkpointing)
     return step_memory(graph, batch, training=how, setup=setup).peak.total_bytes
