@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_window
 from ergmeter.compare.grouping import Fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError, suggestion
+from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.evidence.window import REQUESTS, TRAINING
 from ergmeter.records import or_none
 from ergmeter.stats.ratio import RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ergmeter.metrics.catalog import Metric
-
-    _Key: TypeAlias = tuple[str, ...]
-    _Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
+_Key: TypeAlias = tuple[str, ...]
+_Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
 
 _LAST = ("scenario", "framework_config")  # the name of a configuration that no setting names
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?")

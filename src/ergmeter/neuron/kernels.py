@@ -9,16 +9,12 @@ that multiplies, including those with a ratio of 0.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ergmeter.hlo import FileCount, Kernel, ModuleCount
+from ergmeter.neuron.compile_cache import GraphFile
 from ergmeter.units import number_of, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ergmeter.hlo import FileCount, Kernel, ModuleCount
-    from ergmeter.neuron.compile_cache import GraphFile
 
 # A share that is neither 0 nor 1 is never printed as 0 or 100 %: it gets as many digits as that
 # takes.

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.importing import ImportRequest, import_log
+from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import EarlierOutput
 from ergmeter.neuron.score import with_rate
+from ergmeter.records import Flops
 from ergmeter.runlog.format import WRITER_FILE
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import amend_header
 from ergmeter.units import number_of
-
-if TYPE_CHECKING:
-    from ergmeter.neuron.analysis import Analysis, AnalysisRequest, JobDetails
-    from ergmeter.records import Flops
 
 
 def check_run(request: AnalysisRequest, *, is_original: bool) -> None:

@@ -8,8 +8,9 @@ and the reason names the option to pass.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch, Sequences
@@ -18,14 +19,10 @@ from ergmeter.flops.estimate.memory import KINDS, Memory, step_memory
 from ergmeter.flops.estimate.storage import STORED_TYPES, Storage
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.graph import Attention, Convolution, Graph, Node, Scan
+from ergmeter.flops.work import TrainedParts
+from ergmeter.metrics.definitions.peaks import Peak
 from ergmeter.records import Flops, Missing, Reading, Result
 from ergmeter.units import duration, number_of, scaled, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ergmeter.flops.work import TrainedParts
-    from ergmeter.metrics.definitions.peaks import Peak
 
 # Changes that make a training fit.
 #

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from ergmeter.integrations.batches import Counts
 from ergmeter.integrations.torch.calls import StepRecorder, is_compiling
 from ergmeter.integrations.torch.roots import (
     Discovery,
@@ -29,16 +33,8 @@ from ergmeter.integrations.torch.roots import (
     is_captured,
     parameters_of,
 )
+from ergmeter.integrations.training import Training
 from ergmeter.meter.clock import moment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from ergmeter.integrations.batches import Counts
-    from ergmeter.integrations.training import Training
 
 _EARLY_WAITS = 64
 _NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"

@@ -9,15 +9,12 @@ use is unknown counts, and its energy is then "derived".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ergmeter.errors import UsageError
-
-if TYPE_CHECKING:
-    from ergmeter.records import Device
-    from ergmeter.runlog.format import WriterLog
-    from ergmeter.runlog.reader import Run
-
+from ergmeter.records import Device
+from ergmeter.runlog.format import WriterLog
+from ergmeter.runlog.reader import Run
 
 ALL, NONE = "all", "none"  # of `--devices`
 _AS_GIVEN = "by --devices"

@@ -12,22 +12,18 @@ interval; above that they stay in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.evidence.steps import Mask, Steps
 from ergmeter.metrics.phases import merged, within
 from ergmeter.records import PHASES, FloatArray, Mark, TimeArray, Window
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration, number_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.runlog.settings import Settings
-
 
 # Warm-up. Compiling, autotuning and cold caches make the first steps slow. The rule leaves out
 # leading steps that each take more than 1.5 times the median of the later ones (docs/concepts.md

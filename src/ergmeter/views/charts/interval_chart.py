@@ -6,18 +6,15 @@ above their dots: on an axis, long names would be cut or take the space of the d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ergmeter.compare.verdicts import State
+from ergmeter.stats.ratio import Contrast
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Table, css
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ergmeter.compare.verdicts import State
-    from ergmeter.stats.ratio import Contrast
 
 # Colour, shape, and the shape's sign in a legend.
 LOOKS: dict[State, tuple[str, str, str]] = {

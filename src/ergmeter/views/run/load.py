@@ -7,9 +7,11 @@ the client was the bottleneck, not the server.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ergmeter.load.level import LevelOutcome, LevelPlan
 from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
 from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading, Result, Summary
@@ -17,11 +19,6 @@ from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
 from ergmeter.views.document import Document, Note, Paragraph, Table, columns_of
 from ergmeter.views.run.card import value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ergmeter.load.level import LevelOutcome, LevelPlan
 
 _BUSY_FRAC = 0.8  # of a core: above it the client may be the bottleneck
 _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")

@@ -7,23 +7,19 @@ unknown value keeps its row with the reason, as far as whole clauses fit.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import in_view
+from ergmeter.metrics.live.frame import Gauges, LiveFrame
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant, sparkline
 from ergmeter.views.run.card import value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.metrics.live.frame import Gauges, LiveFrame
 
 _FOR_BASES = 72  # columns from which they fit
 _CURVE = (10, 80)  # fewest and most cells
