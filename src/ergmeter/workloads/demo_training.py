@@ -346,9 +346,8 @@ class DemoTraining:
         held_out = size.documents * _HELD_OUT_BATCHES
         self.device = device
         self.model = Llama(size.model).to(device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=size.learning_rate, betas=(0.9, 0.95)
-        )
+        weights = self.model.parameters()
+        self.optimizer = torch.optim.AdamW(weights, lr=size.learning_rate, betas=(0.9, 0.95))
         ramp = torch.optim.lr_scheduler.LambdaLR
         self.schedule = ramp(self.optimizer, lambda step: min(1.0, (step + 1) / _RAMP_STEPS))
         self.batches = endless_batches(documents[held_out:], size.documents, seed=SEED)
@@ -422,11 +421,10 @@ def _train(
 def _evaluate(meter: Meter, training: DemoTraining) -> float:
     batches = training.held_out
     with meter.phase(
-        "eval",
-        tokens=sum(batch.tokens_computed for batch in batches),
+        "eval", tokens=sum(batch.tokens_computed for batch in batches),
         tokens_real=sum(batch.tokens_real for batch in batches),
         samples=sum(batch.samples for batch in batches),
-    ):
+    ):  # fmt: skip
         loss = training.evaluate()
     meter.record(Reported(time.monotonic_ns(), "held_out_loss", loss, "nats/token"))
     return loss

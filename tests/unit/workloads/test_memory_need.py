@@ -172,6 +172,9 @@ def test_unreadable_memory_refuses_nothing(write: Write, monkeypatch: pytest.Mon
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert memory_need.free_bytes() < float("inf")
+    with monkeypatch.context() as sharded:  # as `accelerate launch` says it
+        sharded.setenv("ACCELERATE_USE_FSDP", "true")
+        assert memory_need.free_bytes() == float("inf")
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/nowhere")
     assert memory_need.free_bytes() == float("inf")
     watch = TrainingWatch()

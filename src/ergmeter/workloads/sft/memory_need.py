@@ -36,7 +36,12 @@ _OPTIMIZERS = {
 
 
 def free_bytes() -> float:
-    """Free memory of the device, for each rank on it; infinite if it can't be read."""
+    """Free memory of the device, for each rank on it.
+
+    Infinite if it can't be read, or if the ranks share a model, which no estimate is for.
+    """
+    if any(f"ACCELERATE_USE_{name}" in os.environ for name in ("FSDP", "DEEPSPEED")):
+        return math.inf
     try:
         if torch.cuda.is_available():
             return float(torch.cuda.mem_get_info()[0])
