@@ -187,8 +187,8 @@ def test_one_rank_feeds_for_all(tmp_path: Path) -> None:
     ("sinks", "said"),
     [
         (["tensorbord"], "no sink 'tensorbord'; did you mean 'tensorboard'?"),
-        ([7], "a sink is a name, (name, options) or a Sink; got 7"),
-        ([("csv",)], "a sink is a name, (name, options) or a Sink; got ('csv',)"),
+        ([7], "a sink is NAME, NAME:OPTION=VALUE, (name, options) or a Sink; got 7"),
+        ([("csv",)], "a sink is NAME, NAME:OPTION=VALUE, (name, options) or a Sink; got ('csv',)"),
     ],
 )
 def test_what_is_no_sink_is_refused_before_anything_starts(sinks: list[Any], said: str) -> None:

@@ -95,3 +95,14 @@ def test_three_rounds_or_more_have_windows_of_half_a_minute(series: str) -> None
     short = {row["seed"] for row in rows if float(row["window_s"]) < 30}
     assert len({row["seed"] for row in rows} - short) >= 3
     assert {row["status"] for row in rows} == {"finished"}
+
+
+def test_tokens_are_of_the_whole_training_and_rates_of_its_window() -> None:
+    """With the values of SFT-Play's guide, 40 steps a training: the same tokens in each."""
+    rows = rows_of("guide")
+    assert {(row["tokens_processed"], row["steps"]) for row in rows} == {("295365", "40")}
+    for row in rows:
+        tokens, window_s = float(row["window_tokens"]), float(row["window_s"])
+        assert tokens < 295_365
+        assert float(row["tok_per_s"]) == pytest.approx(tokens / window_s, rel=1e-9)
+        assert float(row["J_per_token"]) == pytest.approx(float(row["energy_J"]) / tokens, rel=1e-9)

@@ -33,7 +33,7 @@ ERG_TRAIN_FACTS = (
     *("lr", "lr_scheduler", "model", "optimizer", "packing", "pad_to_multiple_of", "parameters"),
     *("peft", "precision", "seed", "seq_len", "started", "status", "steps", "threads", "torch"),
     *("train_loss", "trainable_parameters", "trainer", "transformers", "trl", "tuning", "unsloth"),
-    *("weights_dtype", "world_size", "eval_loss", "mean_train_loss"),
+    *("weights_dtype", "world_size", "eval_loss", "mean_train_loss", "currency"),
 )
 
 

@@ -159,8 +159,7 @@ def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
 
     libraries = ("torch", "transformers", "peft", "accelerate", "tokenizers")
     with needing(*libraries, what="training", extra="train"):
-        if config.tuning.backend == "unsloth":  # it changes transformers as that is loaded
-            importlib.import_module("ergmeter.workloads.sft.trainers").first_imports(config)
+        importlib.import_module("ergmeter.workloads.sft.trainers").first_imports(config)
         return importlib.import_module("ergmeter.workloads.sft.training")
 
 

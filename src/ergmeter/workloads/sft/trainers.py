@@ -66,8 +66,6 @@ def check(config: SftConfig) -> None:
         raise UsageError(f"train.bf16: {name} does not compute in bf16; use train.fp16")
     if is_of_bitsandbytes(train.optim) or tuning.bits:
         _there("bitsandbytes", "this optimizer" if not tuning.bits else "quantised weights")
-    else:  # PEFT loads it in any case, and it then warns of kernels that nothing here calls
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if "paged" in train.optim and not cuda:
         raise UsageError(
             f"train.optim {train.optim}: pages are a GPU's, and there is none; without them it is"
@@ -81,9 +79,12 @@ def check(config: SftConfig) -> None:
 
 
 def first_imports(config: SftConfig) -> None:
-    """Imports Unsloth first, since it patches transformers at import."""
+    """Imports Unsloth, which patches transformers, before it; silences an unused bitsandbytes."""
     if config.tuning.backend == "unsloth":
         _unsloth()
+    elif not (is_of_bitsandbytes(config.train.optim) or config.tuning.bits):
+        # PEFT loads it in any case, and it then warns of kernels that nothing here calls.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def load_model(config: SftConfig, path: Path | str) -> LoadedModel:
