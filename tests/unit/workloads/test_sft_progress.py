@@ -59,7 +59,7 @@ class Trained:
             self._watch.on_pre_optimizer_step(ARGUMENTS, self._state, self._control)
             self._state.global_step += 1
             self._watch.on_step_end(ARGUMENTS, self._state, self._control)
-        return self._control.should_training_stop
+        return bool(self._control.should_training_stop)
 
 
 @pytest.mark.parametrize(
