@@ -28,6 +28,7 @@ from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation, Launch
+from ergmeter.bench.plan.scenarios import PRESETS
 from ergmeter.cli.compare.bench import command
 from ergmeter.errors import UsageError
 
@@ -544,6 +545,15 @@ def test_arguments_of_a_rank_are_no_options_of_its_launcher(
     assert (parsed.training_script, parsed.no_python) == ("/opt/python", True)
     assert tuple(parsed.training_script_args) == command[1:]
     assert str(getattr(parsed, "num_processes", None) or parsed.nproc_per_node) == "2"
+
+
+def test_cells_train_anyway_under_the_id_that_they_had(tmp_path: Path) -> None:
+    """A cell that lacks memory is tried: it is a result, and so is a cell that takes its time."""
+    trained = dataclasses.replace(cell(0, "x"), command=PRESETS["erg train"][1])
+    assert "--anyway" not in trained.command  # of which its id is made
+    assert launching.start(trained, tmp_path, has_gpus=False).words[-1] == "--anyway"
+    other = dataclasses.replace(cell(0, "x"), command=PRESETS["sft_trainer"][1])
+    assert "--anyway" not in launching.start(other, tmp_path, has_gpus=False).words
 
 
 class TestOnGpus:
