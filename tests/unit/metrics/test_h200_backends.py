@@ -106,3 +106,15 @@ def test_tokens_are_of_the_whole_training_and_rates_of_its_window() -> None:
         assert tokens < 295_365
         assert float(row["tok_per_s"]) == pytest.approx(tokens / window_s, rel=1e-9)
         assert float(row["J_per_token"]) == pytest.approx(float(row["energy_J"]) / tokens, rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["bnb", "torch", "unsloth"])
+def test_the_page_for_users_of_sft_play_has_this_ledgers_figures(backend: str) -> None:
+    rows = [row for row in rows_of("guide") if row["backend"] == backend]
+    assert len(rows) == 2
+    rate, joules, memory = (
+        statistics.geometric_mean(float(row[column]) for row in rows)
+        for column in ("tok_per_s", "J_per_token", "vram_peak_MB")
+    )
+    page = (Path(__file__).parents[3] / "docs/from-sft-play.md").read_text()
+    assert f"| {backend} | {rate:,.0f} | {joules:.5f} | {memory / 1000:.2f} GB |" in page
