@@ -23,7 +23,8 @@ KEYS = {"throughput.tokens_per_s": "tok_per_s", "energy.joules_per_token": "J_pe
 
 
 def rows_of(series: str) -> list[dict[str, str]]:
-    with (DATA / f"{series}.csv").open(newline="") as file:
+    folder = DATA.with_name("h200_guide") if series == "guide" else DATA
+    with (folder / f"{series}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 

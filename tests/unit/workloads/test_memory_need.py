@@ -111,7 +111,7 @@ def test_no_more_is_estimated_than_was_measured(tmp_path: Path) -> None:
     """
     model = model_of("1b", within=tmp_path)
     earlier = {"tuning.lora.dropout": 0.0, "train.bf16": True, "train.fp16": False}
-    for path in (ROOT / "tests/data/h200_backends").glob("*.csv"):
+    for path in (ROOT / "tests/data").glob("h200_*/*.csv"):
         changes = {} if path.stem == "guide" else earlier
         for row in csv.DictReader(path.read_text().splitlines()):
             config = load(ROOT / f"configs/run_{row['backend']}.yaml", changes=changes)
