@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import stat
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from tests.e2e.conftest import TIMEOUT_S, Lab, eventually, script
 from tests.e2e.test_serve import (
     CHROMIUM,
     WAIT_MS,
+    S,
     Served,
     expect_names,
     following,  # noqa: F401  a fixture
@@ -32,6 +34,7 @@ from tests.e2e.test_serve import (
     simple_run,
     steps,
 )
+from tests.runs import add_writer, even_steps, make_run
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
@@ -170,6 +173,15 @@ def test_a_page_becomes_the_report_also_where_the_server_did_not_answer_at_first
     page.goto(f"{served.address}/run/{served.id('long')}")
     page.wait_for_selector("text=How to cite")
     assert len(tries) == 2
+
+
+def test_a_run_whose_writer_is_yet_to_come_is_followed(served: Served, lab: Lab, page: Any) -> None:
+    run = make_run(lab.path / "runs" / "one")
+    page.goto(f"{served.address}/run/{served.id('one')}")
+    expect(page.locator("#state-line")).to_have_text("running")
+    clock = {"monotonic_ns": 0, "wall_ns": time.time_ns() - 5 * S}
+    add_writer(run, steps=even_steps(5), header={"clock": clock}, closed=False)
+    eventually(lambda: page.locator("#step").count() and steps(page) == 5, "five steps")
 
 
 def test_a_run_that_can_not_be_read_is_not_said_to_be_gone(

@@ -312,17 +312,17 @@ def started_s(pid: int) -> float | None:
         return None
 
 
-def _changed_s(path: Path) -> float:
+def is_fresh(path: Path) -> bool:
+    """True if a file has changed within the last `STALE_S` seconds."""
     try:
-        return path.stat().st_mtime
+        return time.time() - path.stat().st_mtime <= STALE_S
     except FileNotFoundError:  # it was renamed just now, so its writer lives
-        return time.time()
+        return True
 
 
 def is_alive(directory: Path, header: dict[str, Any]) -> bool:
     """True if the writer of this directory is still running."""
-    newest_s = max((_changed_s(path) for path in directory.iterdir()), default=0.0)
-    if time.time() - newest_s > STALE_S:
+    if not any(map(is_fresh, directory.iterdir())):
         return False
     if header.get("boot_id") != boot_id() or boot_id() is None:
         return True  # another host, or a container that can't say: the files are all we can see

@@ -20,7 +20,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Result, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
-from ergmeter.runlog.process_group import is_alive
+from ergmeter.runlog.process_group import is_alive, is_fresh
 from ergmeter.runlog.segments import (
     FEW_STEPS,
     Segment,
@@ -405,5 +405,7 @@ class Run:
 
 
 def is_written(run: Run) -> bool:
-    """True if a writer that has not closed its share is alive."""
+    """True if a writer that has not closed its share is alive, or the first one is yet to come."""
+    if not run.writers:
+        return is_fresh(run.path / fmt.RUN_FILE)
     return any(is_alive(w.directory, w.header) for w in run.writers if not w.closed)

@@ -253,9 +253,19 @@ def test_a_writer_that_died_is_cut_off_and_never_running(tmp_path: Path) -> None
     code = (
         "import sys; from pathlib import Path; from ergmeter.runlog.identity import writer_header;"
         "from ergmeter.runlog.writer import Writer; import os;"
-        "Writer(Path(sys.argv[1]), header=writer_header('meter'); os._exit(9)"
+        "Writer(Path(sys.argv[1]), header=writer_header('meter')); os._exit(9)"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert ended.returncode == 9
+    assert len(Run.open(path).writers) == 1
+    assert Run.open(path).status == "cut off"
+
+
+def test_a_run_is_running_before_its_first_writer_is_there(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    assert Run.open(path).status == "running"
+    long_ago = time.time() - 3600  # it was killed there
+    os.utime(path / "run.json", (long_ago, long_ago))
     assert Run.open(path).status == "cut off"
 
 

@@ -63,7 +63,7 @@ class LiveLook:
                 self._start_anew(trainings=several)
             # With several trainings, follow the newest.
             run = run.training(several) if several > 1 else run
-            if state == RUNNING:
+            if state == RUNNING and run.writers:
                 self._update(run)
             marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
         except (ErgmeterError, OSError) as error:

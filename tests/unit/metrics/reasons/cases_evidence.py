@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def ten_seconds(path: Path) -> Run:
 def just_started(path: Path) -> Run:
     make_run(path)
     (add_writer(path, closed=False) / "marks.jsonl").write_text("", "utf-8")
+    return Run.open(path)
+
+
+def killed_at_once(path: Path) -> Run:
+    os.utime(make_run(path) / "run.json", (1, 1))
     return Run.open(path)
 
 
@@ -123,7 +129,7 @@ CASES: list[Case] = [
     refuses(
         "the program was killed before a writer started",
         "the run ended before its first records were written",
-        lambda path: Run.open(make_run(path)),
+        killed_at_once,
         watched,
     ),
 ]
