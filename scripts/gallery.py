@@ -40,8 +40,9 @@ from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
 from ergmeter.views.charts.plots import charts, plot
 from ergmeter.views.compare import comparison_document
+from ergmeter.views.reading_text import value
 from ergmeter.views.render.html import html
-from ergmeter.views.run.card import document, value
+from ergmeter.views.run.card import document
 from ergmeter.views.run.model_card import badge
 from ergmeter.views.run.report import page_sections
 

@@ -19,7 +19,7 @@ from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.views.document import Document, Part
 from ergmeter.views.render.html import html
 from ergmeter.views.render.terminal import show
-from ergmeter.views.run import card, report
+from ergmeter.views.run import card, long_card, report
 
 GPU = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
 
@@ -114,4 +114,4 @@ def printed(*parts: Part, width: int = 80) -> str:
 
 
 def printed_card(run: Run, summary: Summary | None = None, *, width: int = 80) -> str:
-    return printed(card.card(run, summary or summarize(run)), width=width)
+    return printed(long_card.long_card(run, summary or summarize(run)), width=width)

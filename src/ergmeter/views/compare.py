@@ -53,7 +53,7 @@ from ergmeter.views.document import (
     VerdictWeight,
     Weight,
 )
-from ergmeter.views.run.card import column_text, interval, value
+from ergmeter.views.reading_text import column_text, interval, value
 
 _WEIGHTS: dict[str, VerdictWeight] = {
     "absent" if weight == "no verdict" else weight: weight for weight in VERDICTS

@@ -18,8 +18,8 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 from ergmeter.units import BARS
-from ergmeter.views import documents
-from ergmeter.views.run import card as terminal
+from ergmeter.views import documents, reading_text
+from ergmeter.views.run import long_card
 from ergmeter.views.run.card import _every_metric, document
 from tests.runs import add_writer, even_steps, printed, printed_card, run_of
 
@@ -54,7 +54,7 @@ def test_no_line_of_the_card_is_wider_than_the_terminal(tmp_path: Path) -> None:
     assert {len(line) for line in frame} == {WIDTH}
     (curve,) = (line for line in frame if "loss  " in line)
     assert "1.234e-05 to 0.002468" in curve
-    assert sum(character in BARS for character in curve) == terminal._CELLS
+    assert sum(character in BARS for character in curve) == long_card._CELLS
 
 
 def test_the_path_of_the_run_stands_whole_on_its_line_however_long(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
     ],
 )
 def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str) -> None:
-    assert terminal.interval(reading) == said
+    assert reading_text.interval(reading) == said
     summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
     lines = printed(_every_metric(summary)).splitlines()
     assert lines[1:] == ([f"    {said}"] if said else [])
@@ -136,7 +136,7 @@ def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str)
 def test_a_bare_number_has_no_unit() -> None:
     """A loss is in nothing: its unit is called 1, and is not shown."""
     loss = Reading(2.34, "1", "reported", 2.25, 2.5, note="the last")
-    assert (terminal.value(loss), terminal.interval(loss)) == ("2.34", "2.25 to 2.5")
+    assert (reading_text.value(loss), reading_text.interval(loss)) == ("2.34", "2.25 to 2.5")
     summary = Summary("run", "finished", {"training.loss": loss}, {}, ())
     assert printed(_every_metric(summary)).splitlines() == [
         "training.loss  2.34  reported",
@@ -167,11 +167,11 @@ def test_notes_end_where_their_words_do(tmp_path: Path) -> None:
     ],
 )
 def test_half_an_interval_has_two_digits_at_most(half: float, said: str) -> None:
-    assert terminal._spread(Reading(5, "W", "measured", 5 - 5 * half, 5 + 5 * half)) == said
+    assert reading_text.spread(Reading(5, "W", "measured", 5 - 5 * half, 5 + 5 * half)) == said
 
 
 def test_an_interval_that_is_wider_than_its_value_says_just_that() -> None:
-    assert terminal._spread(Reading(1, "s", "measured", 0.5, 40)) == "> 100 %"
+    assert reading_text.spread(Reading(1, "s", "measured", 0.5, 40)) == "> 100 %"
 
 
 def test_nothing_is_cut_off_at_80_columns_however_long_a_figure(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_phases_say_that_they_are_of_the_whole_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_status_is_brief_in_a_list(status: str, said: str) -> None:
-    assert terminal.short_status(status) == said
+    assert reading_text.short_status(status) == said
 
 
 def test_a_noisy_run_is_called_so_in_one_line_and_a_quiet_one_is_not(tmp_path: Path) -> None:
@@ -268,10 +268,10 @@ def test_a_program_that_was_never_read_has_no_memory_for_that_reason(tmp_path: P
 
 
 def test_a_column_of_a_list_leaves_the_unit_to_its_title() -> None:
-    assert terminal.column_text(Reading(36_981.0, "tokens/s", "measured")) == "36,981"
-    assert terminal.column_text(Reading(0.0031, "J/token", "measured")) == "0.0031"
-    assert terminal.column_text(Reading(0.111, "s", "measured")) == "111 ms"
-    assert math.isnan(float(terminal.column_text(Reading(math.nan, "tokens/s", "measured"))))
+    assert reading_text.column_text(Reading(36_981.0, "tokens/s", "measured")) == "36,981"
+    assert reading_text.column_text(Reading(0.0031, "J/token", "measured")) == "0.0031"
+    assert reading_text.column_text(Reading(0.111, "s", "measured")) == "111 ms"
+    assert math.isnan(float(reading_text.column_text(Reading(math.nan, "tokens/s", "measured"))))
 
 
 def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path) -> None:

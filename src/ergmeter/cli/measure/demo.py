@@ -86,7 +86,7 @@ def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
     """Facts about the demo that the card does not show."""
     from ergmeter.metrics.catalog import in_view
     from ergmeter.records import Reading
-    from ergmeter.views.run.card import value
+    from ergmeter.views.reading_text import value
 
     parts = [
         f"{value(count)} {at.label}"

@@ -22,7 +22,7 @@ from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
 from ergmeter.views.charts.interval_chart import contrast_dot, interval_chart
-from ergmeter.views.run.card import interval, value
+from ergmeter.views.reading_text import interval, value
 
 # Words that the charts share with the text of a comparison.
 

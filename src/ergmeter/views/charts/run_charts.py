@@ -20,7 +20,7 @@ from ergmeter.records import Missing, Reading, Summary
 from ergmeter.units import duration, grouped, scaled, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, rounded, scale_for
-from ergmeter.views.run.card import interval, short_reason, value
+from ergmeter.views.reading_text import interval, short_reason, value
 from ergmeter.views.run.explain import WATERFALL, waterfall_chart
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ergmeter.records import Missing, Result, Summary
 from ergmeter.runlog.manage.labels import Labels
 from ergmeter.runlog.reader import Run
 from ergmeter.units import duration, grouped, number_of, printable
-from ergmeter.views import documents
+from ergmeter.views import documents, reading_text
 from ergmeter.views.document import (
     Document,
     HeadlinePart,
@@ -28,7 +28,6 @@ from ergmeter.views.document import (
     TableColumn,
     columns_of,
 )
-from ergmeter.views.run import card
 
 # `erg list`.
 
@@ -64,8 +63,8 @@ def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
     rows = (
         (
             *(printable(listed.run.path.name), _made(listed.run)),
-            card.short_status(listed.summary.status),
-            *(card.column_text(listed.summary.readings[key]) for key in titles),
+            reading_text.short_status(listed.summary.status),
+            *(reading_text.column_text(listed.summary.readings[key]) for key in titles),
             *([", ".join(map(printable, listed.labels.tags))] if has_tags else []),
         )
         for listed in runs
@@ -130,7 +129,7 @@ def _job_row(part: JobRun) -> tuple[str, ...]:
         began.strftime("%m-%d %H:%M"),
         duration(part.end_s - part.start_s),
         _numbers(part),
-        card.short_status(part.run.status),
+        reading_text.short_status(part.run.status),
     )
 
 
@@ -138,7 +137,7 @@ def _total(key: str, result: Result) -> tuple[str, str, str]:
     title = every_metric()[key].title
     if isinstance(result, Missing):
         return title, "-", result.reason
-    return title, card.value(result), result.note
+    return title, reading_text.value(result), result.note
 
 
 def _job_data(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def finding_notes(fitness: Fitness, run: Run | None = None) -> Iterator[Note]:
         yield Note("ok", ", ".join(name.replace("_", " ") for name in fitness.passed))
     unchecked = ((why, name.replace("_", " ")) for name, why in fitness.unchecked.items())
     for reason, names in grouped(unchecked).items():
-        why = card.short_reason(reason, run) if run is not None else reason
+        why = reading_text.short_reason(reason, run) if run is not None else reason
         yield Note("absent", f"{', '.join(names)} not checked: {why}")
 
 

@@ -18,7 +18,7 @@ from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
 from ergmeter.views.document import Document, Note, Paragraph, Table, columns_of
-from ergmeter.views.run.card import value
+from ergmeter.views.reading_text import value
 
 _BUSY_FRAC = 0.8  # of a core: above it the client may be the bottleneck
 _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")

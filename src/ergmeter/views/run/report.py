@@ -40,16 +40,10 @@ from ergmeter.views.document import (
     Table,
     TimeZoom,
 )
-from ergmeter.views.run.card import (
-    accelerators,
-    interval,
-    label_lines,
-    reader_notes,
-    short_reason,
-    value,
-)
+from ergmeter.views.reading_text import interval, short_reason, value
 from ergmeter.views.run.check import finding_notes
 from ergmeter.views.run.explain import CHANGES, change_table, remark_notes
+from ergmeter.views.run.long_card import accelerators, label_lines, reader_notes
 
 _LONGEST_FACT = 300  # characters
 _MOST_DEVICES = 16

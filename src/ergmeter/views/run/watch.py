@@ -19,7 +19,7 @@ from ergmeter.metrics.live.frame import Gauges, LiveFrame
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant, sparkline
-from ergmeter.views.run.card import value
+from ergmeter.views.reading_text import value
 
 _FOR_BASES = 72  # columns from which they fit
 _CURVE = (10, 80)  # fewest and most cells

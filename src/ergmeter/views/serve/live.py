@@ -16,8 +16,7 @@ from ergmeter.metrics.live.recent_window import first_start_ns, recent
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
-from ergmeter.views import documents
-from ergmeter.views.run import card
+from ergmeter.views import documents, reading_text
 
 _FIRST_S = 10.0  # how far back the first update reads
 _MARKS = 5
@@ -120,6 +119,6 @@ def result_with_texts(result: Result) -> dict[str, Any]:
         body["text"] = "-"
     elif "value" in body:
         # A column, or a tile that is named by its unit, shows just the number.
-        texts = {"text": card.value(result), "bare": card.column_text(result)}
-        body |= {**texts, "interval": card.interval(result)}
+        texts = {"text": reading_text.value(result), "bare": reading_text.column_text(result)}
+        body |= {**texts, "interval": reading_text.interval(result)}
     return body
