@@ -360,7 +360,7 @@ def make(docs: Path, runs: Path | None = None) -> None:
         for name, run in {**runs_of, WHOLE: whole_run(scratch)}.items():
             evidence, summary = evidence_of(run), summarize(run)
             figures[name] = Figures(evidence, summary)
-            page = document([(run, summary)], sections=page_sections(evidence, summary))
+            page = document([(evidence, summary)], sections=page_sections(evidence, summary))
             (folder / f"{name}.html").write_text(html(page), "utf-8")
             files = {one.kind: one.file for one in PICTURES if one.run == name}
             for chart in charts(evidence, summary, files):

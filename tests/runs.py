@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.summarize import evidence_of, summarize, summary_of
 from ergmeter.records import Device, Mark, Missing, Reading, Reported, Sample, Step, Summary
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.reader import Run
@@ -101,9 +101,10 @@ ALL_STEPS = Settings(window="unbroken")
 
 def report_page(run: Run) -> str:
     """The HTML report."""
-    summary = summarize(run)
-    sections = report.page_sections(evidence_of(run), summary)
-    return html(card.document([(run, summary)], sections=sections))
+    evidence = evidence_of(run)
+    summary = summary_of(evidence)
+    sections = report.page_sections(evidence, summary)
+    return html(card.document([(evidence, summary)], sections=sections))
 
 
 def printed(*parts: Part, width: int = 80) -> str:
@@ -114,4 +115,4 @@ def printed(*parts: Part, width: int = 80) -> str:
 
 
 def printed_card(run: Run, summary: Summary | None = None, *, width: int = 80) -> str:
-    return printed(long_card.long_card(run, summary or summarize(run)), width=width)
+    return printed(long_card.long_card(evidence_of(run), summary or summarize(run)), width=width)

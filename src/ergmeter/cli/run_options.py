@@ -6,9 +6,7 @@ Libraries are imported when they are needed: `erg report --help` loads no numpy.
 from __future__ import annotations
 
 import functools
-import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.runlog.reader import Run
 
 
@@ -268,8 +267,6 @@ def _budget_rule(budget: str) -> str:
     raise UsageError(f"--budget {budget!r}: no unit {unit_text!r}{hint} ('2 kWh', '8 h', '50 EUR')")
 
 
-_NEXT = "see also: erg explain RUN, erg report RUN --html FILE, erg serve"
-
 with_training = click.option(
     "--training",
     type=COUNT,
@@ -315,27 +312,15 @@ def show_run(console: Console, run: Run) -> None:
     from ergmeter.views.run.card import document
 
     show(document(summaries(run)), console)
-    tell_next(console)
 
 
 def summaries(
     run: Run, settings: Settings | None = None, flops: Sequence[Flops] = ()
-) -> list[tuple[Run, Summary]]:
+) -> list[tuple[Evidence, Summary]]:
     """Return the run with its summary, or its trainings where there are several."""
-    from ergmeter.metrics.summarize import summarize
+    from ergmeter.metrics.summarize import evidence_of, summary_of
 
     count = len(run.trainings)
     trainings = [run.training(number + 1) for number in range(count)] if count > 1 else [run]
-    return [(training, summarize(training, settings, flops=flops)) for training in trainings]
-
-
-def tell_next(console: Console) -> None:
-    """On a terminal, once and in one line: what else there is to look at.
-
-    Not within a recording: its recorder says it at the end.
-    """
-    from ergmeter.runlog.format import RUN_VARIABLE
-
-    is_looked_at = sys.stdout.isatty() and console.file.isatty()
-    if is_looked_at and RUN_VARIABLE not in os.environ:
-        console.print(_NEXT, style="dim", highlight=False)
+    evidences = [evidence_of(training, settings, flops=flops) for training in trainings]
+    return [(evidence, summary_of(evidence)) for evidence in evidences]

@@ -62,7 +62,7 @@ _NOTE_OF_MARK = {
 
 
 _LOSS_LOST = "loss is not a number"  # how an importer says it
-_SAID_ALREADY = ("record", "warm_up", "noise", "flop_count")
+NOTED_CHECKS = ("record", "warm_up", "noise", "flop_count")
 # Of these, what the recorder says of printed lines.
 _READING_LINES = (
     *("value_refused", "assumed", "output_unrecognised", "output_buffered", "restarted"),
@@ -290,7 +290,7 @@ def _whose_gpus(evidence: Evidence) -> list[str]:
 def _worst(evidence: Evidence) -> list[str]:
     """The worst finding of `erg check` that no other note covers."""
     for finding in fitness(evidence).findings:
-        if finding.check not in _SAID_ALREADY:
+        if finding.check not in NOTED_CHECKS:
             return [f"{finding.seen}: {finding.effect} (erg check)"]
     return []
 

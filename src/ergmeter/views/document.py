@@ -116,7 +116,8 @@ class LinkCell(str):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: its title, how it is laid out and emphasised, and whether its text may wrap.
+    """A column: its title, how it is laid out and emphasised, and whether its text may wrap,
+    or is cut where there is no room.
 
     On a terminal, it has at most `most_characters` if that is not 0, and the cells of a `below`
     column are indented by `indent` characters.
@@ -126,6 +127,7 @@ class TableColumn:
     kind: ColumnKind = "text"
     style: Style = ""
     no_wrap: bool = False
+    is_one_line: bool = False
     most_characters: int = 0
     indent: int = 3
 
@@ -326,12 +328,17 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Parts in a frame with a name and a status, coloured by its state."""
+    """Parts in a frame with a name and a status, coloured by its state.
+
+    `about` is at the right of the top border. One that `is_dense` has no blank lines.
+    """
 
     name: str
     status: str
     parts: tuple[Table | Paragraph | Note, ...]
     state: State = ""
+    about: str = ""
+    is_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)

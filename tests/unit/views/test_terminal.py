@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.summarize import evidence_of, summarize, summary_of
 from ergmeter.records import Device, Reading, Reported, Sample, Step, Summary
 from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
@@ -28,8 +28,9 @@ WIDTH = 80
 
 
 def shown(run: Run, *, width: int = WIDTH, **settings: Any) -> list[str]:
-    summary = summarize(run, Settings(**settings))
-    return printed(*document([(run, summary)]).parts, width=width).splitlines()
+    evidence = evidence_of(run, Settings(**settings))
+    cards = [(evidence, summary_of(evidence))]
+    return printed(*document(cards, is_long=True).parts, width=width).splitlines()
 
 
 def words(lines: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import Forms, flag, repeated, with_forms
-from ergmeter.cli.run_options import summaries, tell_next, with_run_and_settings
+from ergmeter.cli.run_options import summaries, with_run_and_settings
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Just this metric, by key or alias (tokens_per_s, AEC, ...). May be repeated.",
 )
+@flag("--long", "is_long", help="The full card: more metrics, with how each was obtained.")
 @flag("--all", "show_all", help="Every metric, with notes and missing ones.")
 @flag("--memory", help="Just memory over time, by device and phase.")
 @with_forms
@@ -32,6 +33,7 @@ def command(
     flops: tuple[Flops, ...],
     run: Run,
     metrics: tuple[str, ...],
+    is_long: bool,
     show_all: bool,
     memory: bool,
     forms: Forms,
@@ -44,7 +46,7 @@ def command(
     """
     if memory and (metrics or forms.form == "json"):
         raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
-    if forms.page is not None and (metrics or memory or show_all):
+    if forms.page is not None and (metrics or memory or show_all or is_long):
         raise click.UsageError("--html has everything on its page: give it alone")
     if metrics:
         from ergmeter.metrics.summarize import summarize
@@ -56,25 +58,27 @@ def command(
 
         forms.show(memory_document(run))
     else:
-        _show(run, settings, flops, forms, show_all=show_all)
+        _show(run, settings, flops, forms, is_long=is_long, show_all=show_all)
 
 
 def _show(
-    run: Run, settings: Settings, flops: tuple[Flops, ...], forms: Forms, *, show_all: bool
+    run: Run,
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    forms: Forms,
+    *,
+    is_long: bool,
+    show_all: bool,
 ) -> None:
     """Show the report. One whose page alone was asked for is not printed as well."""
-    from rich.console import Console
-
     from ergmeter.metrics.summarize import evidence_of, summary_of
     from ergmeter.views.documents import report
     from ergmeter.views.run.card import document
 
     if forms.page is None and forms.form != "json":
-        console = Console()
-        cards = document(summaries(run, settings, flops), show_all=show_all)
-        forms.show(cards, console=console)
-        if forms.form == "text":
-            tell_next(console)
+        is_long = is_long or forms.form != "text"
+        cards = summaries(run, settings, flops)
+        forms.show(document(cards, is_long=is_long, show_all=show_all))
         return
     evidence = evidence_of(run, settings, flops=flops)
     summary = summary_of(evidence)
@@ -90,7 +94,7 @@ def _show(
             )
         sections = page_sections(evidence, summary)
     data = report(run, summary, settings)
-    shown = document([(run, summary)], sections=sections, show_all=show_all, data=data)
+    shown = document([(evidence, summary)], sections=sections, show_all=show_all, data=data)
     if forms.form == "text":
         forms.write_page(shown, is_alone=True)
     else:

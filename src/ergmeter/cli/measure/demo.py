@@ -19,6 +19,7 @@ _WHERE_NEXT = (
     "",
     "erg record -- python train.py   measure your own command, unchanged",
     "erg doctor                      what this machine can measure, and why the rest can't",
+    "",
 )
 
 
@@ -62,24 +63,22 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
     from ergmeter.cli.options import print_json
-    from ergmeter.cli.run_options import tell_next
-    from ergmeter.metrics.summarize import summarize
+    from ergmeter.metrics.summarize import evidence_of, summary_of
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
     from ergmeter.views.render.terminal import show
     from ergmeter.views.run.card import document
 
     opened = Run.open(outcome.run)
-    summary = summarize(opened)
+    evidence = evidence_of(opened)
+    summary = summary_of(evidence)
     if as_json:
         print_json(documents.report(opened, summary))
         return
-    console = Console()
-    show(document([(opened, summary)]), console)
     if hints:
         for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
             click.echo(line)
-        tell_next(console)
+    show(document([(evidence, summary)]), Console())
 
 
 def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:

@@ -491,7 +491,8 @@ METRICS = [
         quantity="speed",
         column="mfu_frac",
         rule="mfu",
-        views="card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
+        views="short card 80 as MFU expected;"
+        " card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
         " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; serve run 30;"
         " console 40; ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
         " bench matrix 50; analyze 10;"
@@ -559,7 +560,8 @@ METRICS += over_whole_run(
     METRICS,
     MFU,
     is_in_bench=True,
-    views="card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80;"
+    views="short card 80 in whole run as MFU;"
+    " card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80;"
     " bench matrix 70",
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}

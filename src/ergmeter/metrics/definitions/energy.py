@@ -209,7 +209,8 @@ METRICS = [
         column="energy_j",
         rule="energy",
         aliases=sft_play("energy_J", "J", "energy after the warm-up"),
-        views="card 600 in energy expected; report 90 expected; citation 30;"
+        views="short card 75 in absent as energy expected;"
+        " card 600 in energy expected; report 90 expected; citation 30;"
         " model card 170 in all steps; watch 50 as energy; so far 50; serve run 40;"
         " ledger notes 20 as energy_J",
     ),
@@ -228,7 +229,8 @@ METRICS = [
             "energy over tokens of the same window; the original divided by tokens of the whole"
             " run",
         ),
-        views="card 610 in energy; report 100; citation 40; model card 120 expected;"
+        views="short card 70 as J/token expected;"
+        " card 610 in energy; report 100; citation 40; model card 120 expected;"
         " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40 as J/token;"
         " serve live 50; serve run 50; serve ledger 20; console 60; compare 30 as J/token;"
         " bench matrix 40 in open as J/token; pareto 20",
@@ -309,6 +311,7 @@ METRICS += over_whole_run(
     METRICS,
     "energy.joules_per_token",
     is_in_bench=True,
-    views="card 620 in energy; report 110; model card 130 in the whole run; console 110;"
+    views="short card 70 in whole run as J/token;"
+    " card 620 in energy; report 110; model card 130 in the whole run; console 110;"
     " compare 40; bench matrix 80 as J/token, whole run",
 )

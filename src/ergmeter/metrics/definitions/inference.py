@@ -458,9 +458,11 @@ _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 _LATENCY_VIEWS = {
-    ("ttft", "median"): "card 300 in latency; report 50; model card 50; load 30 as TTFT\nmedian",
+    ("ttft", "median"): "short card 20 as TTFT; card 300 in latency; report 50; model card 50;"
+    " load 30 as TTFT\nmedian",
     ("ttft", "p95"): "card 310 in latency; load 40 as TTFT\np95",
-    ("tpot", "median"): "card 320 in latency; report 60; load 50 as TPOT\nmedian",
+    ("tpot", "median"): "short card 30 as TPOT; card 320 in latency; report 60;"
+    " load 50 as TPOT\nmedian",
     ("tpot", "p95"): "card 330 in latency; load 60 as TPOT\np95",
     ("e2e", "median"): "card 340 in latency; load 70 as whole\nmedian",
 }
@@ -505,7 +507,8 @@ METRICS = [
            "generated tokens of whole answers / window, prefill included", _WITH_TOKENS,
            output_tokens_per_s,
            aliases=vllm("output_throughput", "tokens/s", "output tokens / time"),
-           views="card 140 in throughput; report 30; model card 40;"
+           views="short card 95 as tokens/s out;"
+           " card 140 in throughput; report 30; model card 40;"
                            " load 20 as tokens/s\nout"),
     Metric("throughput.goodput_per_s", "goodput", "requests/s", "higher",
            "requests within every declared limit / window", _WITH_LIMITS, goodput_per_s,

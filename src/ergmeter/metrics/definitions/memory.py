@@ -204,7 +204,8 @@ METRICS = [
         aliases=sft_play(
             "vram_peak_MB", "MB", "in MB of 1 000 000 bytes; the original's MB were MiB", 1e-6
         ),
-        views="card 800 in memory; report 130; model card 160 in the whole run;"
+        views="short card 60 in whole run as memory;"
+        " card 800 in memory; report 130; model card 160 in the whole run;"
         " serve live 70 as device memory; serve run 70; serve ledger 30; console 70;"
         " ledger notes 30 as vram_peak_MB; compare 50 as memory; pareto 30 in memory",
     ),
@@ -262,7 +263,8 @@ METRICS = [
         compute=process_peak_bytes,
         noun="host memory",
         column="memory_process_peak_bytes",
-        views="card 820 in memory expected; report 140; serve live 80 as host memory;"
+        views="short card 50 in whole run as memory;"
+        " card 820 in memory expected; report 140; serve live 80 as host memory;"
         " serve run 80; serve ledger 40; console 80; compare 60 as host mem.; pareto 40 in memory;"
         " bench report 100 in memory as host expected; bench matrix 130 in memory",
     ),

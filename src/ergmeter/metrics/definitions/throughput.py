@@ -240,7 +240,8 @@ METRICS = [
             "tokens after the warm-up over the time after it; the original divided all tokens by"
             " that time",
         ),
-        views="card 100 in throughput expected; report 10 expected; citation 10;"
+        views="short card 90 as tokens/s expected;"
+        " card 100 in throughput expected; report 10 expected; citation 10;"
         " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
         " so far 10; serve list 10; serve live 10; serve run 10; serve ledger 10; console 20;"
         " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10;"
@@ -338,7 +339,8 @@ METRICS += over_whole_run(
     METRICS,
     "throughput.tokens_per_s",
     is_in_bench=True,
-    views="card 110 in throughput; report 20; model card 20 in the whole run;"
+    views="short card 90 in whole run as tokens/s;"
+    " card 110 in throughput; report 20; model card 20 in the whole run;"
     " watch 80 as whole run; so far 60; console 90; compare 20; bench report 20 as whole run;"
     " bench matrix 60",
 )

@@ -308,7 +308,8 @@ METRICS = [
         formula="window / steps",
         compute=step_s,
         quantity="speed",
-        views="card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
+        views="short card 40 as step time;"
+        " card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
         " watch 20 as step time; recent 20; so far 20; serve list 20 as step;"
         " serve live 20 as step; serve run 20; console 30",
     ),

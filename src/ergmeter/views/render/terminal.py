@@ -50,7 +50,7 @@ _SIGNS: dict[Weight, tuple[str, str]] = {
 _BAR_CELLS = 20
 _INDENT = 2
 _GAP = 2
-_FRAME_COLUMNS = 100  # at most
+_FRAME_COLUMNS, _DENSE_COLUMNS = 100, 79  # at most
 _FRAME_EDGES = 4  # columns: a line and a blank on each side
 
 
@@ -65,7 +65,8 @@ def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> N
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
-            console.print(_text(part.title, "bold"))
+            if part.title:
+                console.print(_text(part.title, "bold"))
             _show(part.parts, console, after=None)
         else:
             _print(part, console)
@@ -140,19 +141,24 @@ def _headline(headline: HeadlinePart) -> Text:
 
 def _frame(frame: Frame, columns: int) -> Panel:
     """Return the parts in a frame: tables, absences and the first of other notes are set apart."""
-    width = min(_FRAME_COLUMNS, columns) - _FRAME_EDGES
+    most = _DENSE_COLUMNS if frame.is_dense else _FRAME_COLUMNS
+    width = min(most, columns) - _FRAME_EDGES
     body: list[RenderableType] = []
     weight = ""  # of the note before
     for part in frame.parts:
         before, weight = weight, part.weight if isinstance(part, Note) else ""
-        if isinstance(part, Table) or (weight and (weight == "absent" or weight != before)):
+        is_apart = isinstance(part, Table) or (weight and (weight == "absent" or weight != before))
+        if is_apart and not frame.is_dense:
             body.append(Text())
         body.append(_framed(part, width))
     status = _text(frame.status, _STATES[frame.state])
-    title = Text.assemble(" ", _text(frame.name, "bold"), "  ", status, " ")
-    return Panel(
-        Group(*body), title=title, title_align="left", width=_FRAME_COLUMNS, padding=(0, 1)
-    )
+    if frame.is_dense:
+        title, about = Text.assemble(_text(frame.name, "bold"), " · ", status), _text(frame.about)
+        line = "─" * (width - _GAP - title.cell_len - about.cell_len - _GAP)
+        title = Text.assemble(title, f" {line} " if about else "", about)
+    else:
+        title = Text.assemble(" ", _text(frame.name, "bold"), "  ", status, " ")
+    return Panel(Group(*body), title=title, title_align="left", width=most, padding=(0, 1))
 
 
 def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:
@@ -233,8 +239,8 @@ def grid(table: Table, width: int) -> rich_table.Table:
         rows.add_column(
             _text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.no_wrap or not is_text,
-            overflow="fold",
+            no_wrap=column.no_wrap or column.is_one_line or not is_text,
+            overflow="ellipsis" if column.is_one_line else "fold",
             style=_STYLES[column.style],
             max_width=column.most_characters or None,
         )

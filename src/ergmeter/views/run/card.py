@@ -7,29 +7,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.records import Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.views.document import Document, Paragraph, Part, Section, Table, TableColumn
 from ergmeter.views.reading_text import interval, value
 from ergmeter.views.run.long_card import OF_A_LOG, accelerators, is_of_a_log, long_card
+from ergmeter.views.run.short_card import COLUMNS, short_card
 
 _MOST_HOSTS = 4
 
 
 def document(
-    cards: Sequence[tuple[Run, Summary]],
+    cards: Sequence[tuple[Evidence, Summary]],
     *,
     sections: Sequence[Section] = (),
+    is_long: bool = False,
     show_all: bool = False,
     data: Any = None,  # noqa: ANN401  whatever JSON can hold
 ) -> Document:
     """Return the report of a run: a card for each of its trainings, and the page's sections."""
-    run, summary = cards[0]
+    run = cards[0][0].run
     parts: list[Part] = []
-    for training, its_summary in cards:
-        parts.append(long_card(training, its_summary))
-        parts.append(_every_metric(its_summary) if show_all else _how_to_see_more(training))
-    return Document(run.name, (*parts, *sections), data, _about(run, summary))
+    for evidence, summary in cards:
+        parts.append((long_card if is_long or show_all else short_card)(evidence, summary))
+        parts += [_every_metric(summary)] if show_all else []
+    return Document(
+        run.name, (*parts, _next_commands(run.path), *sections), data, _about(run, cards[0][1])
+    )
 
 
 def _every_metric(summary: Summary) -> Table:
@@ -52,13 +57,24 @@ def _every_metric(summary: Summary) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _how_to_see_more(run: Run) -> Section:
-    """Return the next command, on a line that is not wrapped, so that it can be copied."""
+def _next_commands(path: Path) -> Section:
+    """Return what to do next, on lines that are not wrapped, so that they can be copied."""
     here = Path.cwd()
-    path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
-    command = Paragraph(f"erg report {shlex.quote(str(path))} --all", is_to_copy=True)
-    title = "every metric, with its window and its note:"
-    return Section("more", title, (command,), media=("terminal",))
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    quoted, directory = shlex.quote(str(shown)), shlex.quote(str(shown.parent))
+    served = "" if directory == "runs" else f" {directory}"
+    commands = {
+        f"erg compare {quoted} OTHER": "against another run",
+        f"erg explain {quoted}": "where the rest of the peak went",
+        f"erg serve{served} --open": "this run in the browser",
+    }
+    width = max(map(len, commands))
+    lines = [f"{command:<{width}}  {what}" for command, what in commands.items()]
+    is_wide = max(map(len, lines)) > COLUMNS
+    texts = commands if is_wide else lines
+    return Section(
+        "next", "", tuple(Paragraph(text, is_to_copy=True) for text in texts), media=("terminal",)
+    )
 
 
 def _about(run: Run, summary: Summary) -> str:

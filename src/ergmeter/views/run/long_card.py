@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.manage.labels import labels_of
@@ -38,8 +39,9 @@ _OWN_COST_FROM_S = 30.0
 _STATES: dict[str, State] = {FINISHED: "good", IMPORTED: "good", RUNNING: "unsure"}
 
 
-def long_card(run: Run, summary: Summary) -> Frame:
+def long_card(evidence: Evidence, summary: Summary) -> Frame:
     """Return the card: run, metrics with their basis, notes."""
+    run = evidence.run
     return Frame(
         summary.run,
         summary.status,
@@ -47,11 +49,16 @@ def long_card(run: Run, summary: Summary) -> Frame:
             *_what_ran(run, summary),
             *_figures(run, summary),
             *_absent(run, summary),
-            *_loss_curve(run, summary),
+            *_loss_curve(evidence, summary),
             *(Note("minor", note) for note in reader_notes(summary)),
         ),
-        _STATES.get(summary.status, "bad"),
+        status_state(summary.status),
     )
+
+
+def status_state(status: str) -> State:
+    """Return the state of a status: good, unsure or bad."""
+    return _STATES.get(status, "bad")
 
 
 def is_of_a_log(run: Run, summary: Summary) -> bool:
@@ -155,16 +162,16 @@ def _has_place(run: Run, summary: Summary, key: str) -> bool:
     """True if a metric is on the card; expected ones stay there when absent."""
     reading = summary.readings.get(key)
     if not isinstance(reading, Reading):
-        return reading is not None and key in expected_metrics(run, summary)
+        return reading is not None and key in expected_metrics(run, summary, "card")
     if key == "overhead.cpu_frac":
         run_s = summary.readings["time.run_s"]
         return isinstance(run_s, Reading) and run_s.value >= _OWN_COST_FROM_S
     return not _is_nothing(key, reading)
 
 
-def expected_metrics(run: Run, summary: Summary) -> list[str]:
-    """Metrics that keep their row when absent, with the reason below: those of this kind of run."""
-    expected = expected_in("card")
+def expected_metrics(run: Run, summary: Summary, view: str) -> list[str]:
+    """Metrics of this kind of run that are named with the reason where they are absent."""
+    expected = expected_in(view)
     if is_of_a_log(run, summary):
         expected = [key for key in expected if not key.startswith(("energy.", "memory."))]
     if isinstance(summary.readings["latency.ttft_median_s"], Reading):  # inference has no steps
@@ -175,20 +182,19 @@ def expected_metrics(run: Run, summary: Summary) -> list[str]:
 def _absent(run: Run, summary: Summary) -> Iterator[Note]:
     by_reason = grouped(
         (result.reason, catalogue()[key].title)
-        for key in expected_metrics(run, summary)
+        for key in expected_metrics(run, summary, "card")
         if isinstance(result := summary.readings.get(key), Missing)
     )
     for reason, titles in by_reason.items():
         yield Note("absent", f"no {', '.join(titles)}", short_reason(reason, run))
 
 
-def _loss_curve(run: Run, summary: Summary) -> Iterator[Table]:
+def _loss_curve(evidence: Evidence, summary: Summary) -> Iterator[Table]:
     """Yield the loss over the run as bars, each the mean of equally many steps."""
     from ergmeter.metrics.definitions.training import divergence  # noqa: PLC0415  numpy
-    from ergmeter.metrics.summarize import evidence_of  # noqa: PLC0415  numpy
     from ergmeter.metrics.timeline import losses  # noqa: PLC0415  numpy
 
-    values, is_printed = losses(evidence_of(run))
+    values, is_printed = losses(evidence)
     if len(values) < 3:
         return
     label = "loss, as printed" if is_printed else "loss"

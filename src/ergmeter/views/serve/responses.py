@@ -249,7 +249,7 @@ def report(path: str, root: str) -> bytes:
     evidence = evidence_of(Run.open(path))
     summary = summary_of(evidence)
     sections = page_sections(evidence, summary)
-    page = html(card.document([(evidence.run, summary)], sections=sections))
+    page = html(card.document([(evidence, summary)], sections=sections))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
     return _under(page, root).encode()
 
