@@ -287,7 +287,7 @@ PICTURES = (
         "tiny-20m",
         "activity",
         "A device that waits: some kernel is on it in %(utilization.busy_frac)s of the time, on"
-        " %(activity.sm_frac)s of its multiprocessors in the mean, and its tensor pipes work in"
+        " %(activity.sm_frac)s of its multiprocessors in the mean, and its tensor cores work in"
         " %(activity.tensor_frac)s of the cycles.",
     ),
 )

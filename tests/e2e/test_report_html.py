@@ -128,7 +128,7 @@ def test_pointing_at_a_block_says_what_it_is(shown: Any) -> None:
     one.page.locator("#chart-waterfall .mark-rect path").nth(3).hover()
     one.page.wait_for_selector("#vg-tooltip-element.visible")
     words = one.page.inner_text("#vg-tooltip-element")
-    assert "all else, not told apart" in words
+    assert "unattributed" in words
     assert "no counter says what the device did" in words
 
 
@@ -137,12 +137,12 @@ def test_only_what_is_not_told_apart_is_striped(shown: Any) -> None:
     assert set(shown("explained").ask(stripes)) == {3}  # after the peak, the gaps and the clock
     assert shown("ladder").ask(stripes) == []
     legend = shown("explained").page.inner_text("#waterfall .legend")
-    assert legend.split("\n") == ["lost", "lost, and not told apart", "what is left"]
+    assert legend.split("\n") == ["lost", "lost, unattributed", "what is left"]
 
 
 def test_a_waterfall_that_can_not_be_drawn_keeps_its_place_and_says_why(shown: Any) -> None:
     text = shown("bare").page.inner_text("#waterfall-section")
-    assert "Not shown: from the peak to what was achieved. Why: nothing can be told apart" in text
+    assert "Not shown: from the peak to what was achieved. Why: nothing can be attributed" in text
 
 
 def test_zooming_moves_the_time_axis_of_all_charts_and_all_of_the_run_comes_back(

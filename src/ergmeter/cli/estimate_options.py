@@ -27,7 +27,7 @@ from ergmeter.views.calculate import estimate as view
 from ergmeter.views.document import Document
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
-# The type whose peak a precision is held against.
+# The type whose peak a precision is compared with.
 _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
 
 

@@ -31,7 +31,7 @@ _COMMANDS = {
     "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
     "explain": "Show where the rest of the peak went, and what is most worth trying.",
     "card": "Write a model-card section: figures, hardware, energy, carbon, a citation, a badge.",
-    "watch": "Watch a run while it is going, on a terminal.",
+    "watch": "Watch a run while it is running, on a terminal.",
     "list": "List the runs in a directory.",
     "runs": "Tag, annotate, prune, pack, anonymise and collect runs.",
     "job": "Show what a job came to that was stopped and resumed: goodput, lost steps, energy.",

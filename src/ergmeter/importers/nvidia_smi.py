@@ -339,7 +339,7 @@ def _complete_readings(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Ro
 
 
 def _mask(text: str) -> int | None:
-    """Reasons why clocks are held down: NVML's own bits, in hexadecimal."""
+    """Reasons why clocks are throttled: NVML's own bits, in hexadecimal."""
     try:
         mask = int(text, 16) if text.startswith("0x") else -1
     except ValueError:

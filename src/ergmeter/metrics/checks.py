@@ -366,7 +366,7 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
     )
     took = f"{percent(split.frac('stalls'))} of the time"
     effect = (
-        f"{took}: look for what stops the steps: data loading, checkpoints or logging that is not"
+        f"{took}: find what delays these steps: data loading, checkpoints or logging that is not"
         " a phase of its own"
     )
     if others := or_none(other_programs, evidence):

@@ -17,7 +17,7 @@ H200 = Path(__file__).parents[2] / "data" / "h200"
 
 
 def run_with(path: Path, *told: tuple[float, float, float | None], seconds: int = 10) -> Run:
-    """Ten steps of a second, and readings of the tensor pipes: (when, share, over how long)."""
+    """Ten steps of a second, and readings of the tensor cores: (when, share, over how long)."""
     samples = [
         Sample(round(t_s * S), GPU.id, tensor_frac=share, activity_s=span_s)
         for t_s, share, span_s in told

@@ -403,7 +403,7 @@ def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, .
         part = (t_ns[first:last], bits[first:last])
         found += judge.feed(LiveRows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [12.0]
-    assert found[0].detail.endswith("is held down by heat")
+    assert found[0].detail.endswith("is throttled by heat")
     assert found[0].value == 0x20
 
 
@@ -415,7 +415,7 @@ def test_the_reason_for_a_hold_is_not_lost_where_a_batch_begins_with_its_end() -
         part = (np.array([round(t_s * S)]), np.array([float(bits)]))
         found += judge.feed(LiveRows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [4.5]
-    assert found[0].detail.endswith("is held down by heat")
+    assert found[0].detail.endswith("is throttled by heat")
 
 
 def judged_memory(path: Path, *writers: list[Step]) -> list[Alert]:

@@ -213,7 +213,7 @@ def test_products_in_fp8_are_held_against_both_peaks() -> None:
     quick = compute_results([EXACT], replace(RATE, tokens_per_s=2e4, low=None, high=None), peak)
     assert reading(quick, MFU_BF16).value == pytest.approx(2)
     assert "an input is wrong" not in reading(quick, MFU_BF16).note
-    assert "products in fp8, held against the bf16 peak" in both.note
+    assert "products in fp8, compared with the bf16 peak" in both.note
     assert isinstance(compute_results([EXACT], RATE, PEAK)[MFU_BF16], NotApplicable)
 
 

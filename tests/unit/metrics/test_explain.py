@@ -169,7 +169,7 @@ def test_lora_says_why_mfu_falls_though_tokens_per_second_do_not(
     assert f"would read {52_561 * 6.7602e9 / 989.5e12:.1%}".replace("%", " %") in why
     assert "no loss" in why
     assert not any(one.startswith("frozen") for one in before.remarks)
-    # The hardware agrees: its tensor pipes worked 0.68 times as long, in cycles per second.
+    # The hardware agrees: its tensor cores worked 0.68 times as long, in cycles per second.
     assert "tensor cores 26.3 %" in why
     pipes = 0.26255 * 1.9642 / (0.42017 * 1.8032)
     assert pipes == pytest.approx(0.696, abs=0.02)

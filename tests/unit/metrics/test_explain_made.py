@@ -348,7 +348,7 @@ def test_tensor_pipes_that_worked_less_than_the_flops_are_a_contradiction(tmp_pa
 def test_without_flops_the_waterfall_ends_at_the_tensor_pipes(tmp_path: Path) -> None:
     found = explained(made(tmp_path / "run", flops=None))
     assert found.achieved is not None
-    assert found.achieved.title == "tensor pipes at work"
+    assert found.achieved.title == "tensor cores active"
     assert found.achieved.share_frac == pytest.approx(0.5 * CLOCK)
     assert "FLOPs" in found.missing["mfu"]
 

@@ -113,7 +113,7 @@ def test_where_nobody_says_how_many_steps_there_will_be_that_is_said(tmp_path: P
     with watched(run) as watching:
         frame = watching.look(totals=False)
     assert frame.eta_s is None
-    assert frame.no_eta == "nobody said how many steps there will be (--steps)"
+    assert frame.no_eta == "progress unknown: no total step count (--steps)"
 
 
 def test_a_budget_of_tokens_is_a_goal_too(tmp_path: Path) -> None:
@@ -317,14 +317,14 @@ def test_what_all_ranks_tell_is_one_alert_and_two_devices_are_two(tmp_path: Path
     for rank in (0, 1):
         told = [
             Mark((100 + rank) * S, "alert", f"tokens_per_s < -20%: {50 + rank} tokens/s"),
-            Mark((110 + rank) * S, "alert", f"throttled: gpu:{rank} is held down by heat"),
+            Mark((110 + rank) * S, "alert", f"throttled: gpu:{rank} is throttled by heat"),
         ]
         add_writer(run, steps=even_steps(5, rank=rank), marks=told, header={"clock": CLOCK})
     with watched(run) as watching:
         frame = watching.look(totals=False)
     assert [one.text for one in frame.alerts] == [
         "tokens_per_s < -20%: 50 tokens/s",
-        *(f"throttled: gpu:{rank} is held down by heat" for rank in (0, 1)),
+        *(f"throttled: gpu:{rank} is throttled by heat" for rank in (0, 1)),
     ]
 
 

@@ -24,7 +24,7 @@ def activity(records: Sequence[Sample | Mark]) -> list[Sample]:
 
 
 def test_a_reading_is_the_mean_since_the_one_before(opened: Open, library: Library) -> None:
-    """The tensor pipes work at 20 % up to 4 s and at 80 % from then on."""
+    """The tensor cores work at 20 % up to 4 s and at 80 % from then on."""
     gpu = Gpu(activity={"tensor": [(0, 20), (4, 20), (4, 80)], "sm": 90.0})
     probe = opened(gpu)  # takes the first sample, at 0 s
     library.stand_at(2)

@@ -95,7 +95,7 @@ def test_where_nothing_can_be_told_apart_there_is_no_waterfall_but_what_to_recor
     run = run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=10), stream="output")
     code, out, _ = erg("explain", run.path)
     assert code == 0
-    assert "nothing can be told apart" in out
+    assert "nothing can be attributed" in out
     assert "#" not in out
     assert "100 %" not in out
     assert "to record next time" in out
@@ -172,7 +172,7 @@ def test_a_gain_is_drawn_upwards_and_has_drawn_nothing(tmp_path: Path) -> None:
 def test_what_is_not_told_apart_is_striped_and_nothing_else(tmp_path: Path) -> None:
     found = layers(made(tmp_path / "run", graphics_frac=0.9))
     (one,) = [row for row in found["points"] if row["kind"] == ONE_BLOCK]
-    assert one["name"] == "kernels, not told apart"
+    assert one["name"] == "kernels, unattributed"
     assert len(found["stripes"]) == pytest.approx(100 * one["v"], abs=1)
     for stripe in found["stripes"]:
         assert stripe["at"] == one["at"]

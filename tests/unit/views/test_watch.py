@@ -155,7 +155,7 @@ def test_where_the_output_is_no_terminal_there_are_lines_and_then_the_card(
     code, out, _ = erg("watch", run)
     assert code == 0
     lines = out.splitlines()
-    assert "alert: throttled: GPU-0 is held down by heat" in lines[0]
+    assert "alert: throttled: GPU-0 is throttled by heat" in lines[0]
     assert any(" step 100 of 1,000 | 123,456 tokens/s | " in line for line in lines)
     assert f"erg report {run} --all" in out
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
     " is what is named here. Default: backend, or source where there is one backend.",
 )
-@click.option("--baseline", metavar="GROUP", help="What the others are held against: the first.")
+@click.option(
+    "--baseline",
+    metavar="GROUP",
+    help="The group that others are compared with. Default: the first.",
+)
 @repeated(
     "--metric",
     "metrics",
@@ -85,7 +89,7 @@ def command(
 ) -> int:
     """Compare runs, folders of runs and energy ledgers, group by group.
 
-    Repeats are averaged, and each group is held against the first: the ratio with its interval
+    Repeats are averaged, and each group is compared with the first: the ratio with its interval
     (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
     configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
     and says why; 0 otherwise, also where no difference is shown. Several trainings in a run that

@@ -23,7 +23,7 @@ def command(settings: Settings, flops: tuple[Flops, ...], run: Run, forms: Forms
 
     A waterfall from the peak to what was achieved: stalls and waits, idle time, the clock, kernels
     that do not multiply, recomputation, padding; in percent of the peak and in joules, each with
-    its evidence. What can't be told apart is one block. Then the changes most worth trying.
+    its evidence. Losses that can't be attributed are one block. Then the changes most worth trying.
     """
     from ergmeter.metrics.explain.waterfall import explain
     from ergmeter.metrics.summarize import evidence_of

@@ -26,7 +26,7 @@ from ergmeter.errors import PluginError
 @click.option(
     "--token",
     envvar="ERGMETER_TOKEN",
-    help="Who comes must show it, 16 characters or more. Default: made and printed where others"
+    help="Visitors need this token (16 characters or more). Default: made and printed where others"
     " can reach the address, none on this machine's own.",
 )
 @flag("--open", "is_to_open", help="Also open it in the browser.")

@@ -1,4 +1,4 @@
-"""`erg watch`: a run while it is going."""
+"""`erg watch`: a run while it is running."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def command(
     interval_s: float | None,
     alerts: tuple[str, ...],
 ) -> int:
-    """Watch a run while it is going; q or Ctrl-C ends. Without RUN: the newest under runs/.
+    """Watch a run while it is running; q or Ctrl-C ends. Without RUN: the newest under runs/.
 
     Where the output is no terminal, a line now and then. When the run ends its card is shown. What
-    is judged is what the run was told to be alarmed by, or --alert; of a run that is over, --once
+    is judged is the alert rules of the run, or --alert; of a run that is over, --once
     lists the alerts that were told and those that would have been. Of several trainings in one run
     the newest is shown, unless --training names another.
     """

@@ -35,7 +35,7 @@ def command(device: str, quick: bool, out: Path | None, forms: Forms, quiet: boo
 
     Products of matrices in each type and memory bandwidth, each held for a window after a warm-up;
     of a GPU also its idle power and how often its sensors have something new. Runs that are
-    recorded afterwards are held against it beside the datasheet. No setting of the machine is
+    recorded afterwards are compared with it beside the datasheet. No setting of the machine is
     changed. Ctrl-C keeps what was measured until then. Needs torch.
 
     \b

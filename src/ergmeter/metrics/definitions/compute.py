@@ -315,7 +315,7 @@ def _against_bf16(
             f"the bf16 peak of {peak.device} is unknown; {MFU} is against its {dtype} peak"
         )
     note = (
-        f"products in {dtype}, held against the bf16 peak of"
+        f"products in {dtype}, compared with the bf16 peak of"
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
     )
     return share(peak, each, peak.bf16_flops_per_s, note)

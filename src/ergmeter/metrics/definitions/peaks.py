@@ -44,7 +44,7 @@ class Peak:
 class NoPeak(Missing):
     """A device that has no rate for a type: products are in another one there, so there is no MFU.
 
-    The bf16 peak, which such a job can be held against as well, may be known all the same.
+    The bf16 peak, which such a job can be compared with as well, may be known all the same.
     """
 
     bf16: Peak | None = None

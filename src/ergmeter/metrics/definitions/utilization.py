@@ -89,26 +89,26 @@ def _activity(column: str, title: str, direction: Direction, what: str, views: s
 
 
 _KERNEL = "share of time with any kernel resident"
-_SMS = "share of multiprocessors with a warp, also one that waits, mean over time"
+_SMS = "share of SMs with a warp, also one that waits, mean over time"
 _WARPS = "warps that are resident, of those there is room for, mean over time"
-_TENSOR = "share of cycles in which the tensor pipes worked"
+_TENSOR = "share of cycles in which the tensor cores were active"
 _DRAM = "bytes moved to and from device memory, of its peak bandwidth"
 _FROM_LINKS, _TO_LINKS = "from each device over all its links", "to each device, all its links"
 ACTIVITY_METRICS = [
     _activity("graphics_frac", "time with any kernel", "higher", _KERNEL, "ladder 20"),
     _activity(
-        *("sm_frac", "multiprocessors at work", "higher", _SMS),
+        *("sm_frac", "SMs active", "higher", _SMS),
         views="card 410 in activity; ladder 30",
     ),
     _activity("occupancy_frac", "occupancy", "neither", _WARPS),
     _activity(
-        *("tensor_frac", "tensor pipes at work", "higher", f"{_TENSOR}, on whatever"),
+        *("tensor_frac", "tensor cores active", "higher", f"{_TENSOR}, on whatever"),
         views="card 420 in activity; ladder 40",
     ),
-    _activity("tensor_half_frac", "tensor pipes, 16 bits (HMMA)", "neither", f"{_TENSOR} on HMMA"),
-    _activity("tensor_int_frac", "tensor pipes, integers (IMMA)", "neither", f"{_TENSOR} on IMMA"),
+    _activity("tensor_half_frac", "tensor cores, 16 bits (HMMA)", "neither", f"{_TENSOR} on HMMA"),
+    _activity("tensor_int_frac", "tensor cores, integers (IMMA)", "neither", f"{_TENSOR} on IMMA"),
     _activity(
-        "tensor_double_frac", "tensor pipes, doubles (DFMA)", "neither", f"{_TENSOR} on DFMA"
+        "tensor_double_frac", "tensor cores, doubles (DFMA)", "neither", f"{_TENSOR} on DFMA"
     ),
     _activity("dram_frac", "device memory bandwidth", "neither", _DRAM, "card 430 in activity"),
     _activity("pcie_sent_bytes_per_s", "PCIe, sent", "neither", "from each device over PCIe"),
@@ -142,7 +142,7 @@ def _mean_gauge(
 _BUSY = "share of time with any kernel resident, which is not the share of its peak"
 _ALL_CORES = "all cores, all programs"
 busy_frac = partial(_mean_gauge, column="busy_frac", kind="gpu", note=_BUSY)
-clock_hz = partial(_mean_gauge, column="clock_hz", kind="gpu", note="streaming multiprocessors")
+clock_hz = partial(_mean_gauge, column="clock_hz", kind="gpu", note="SM clock")
 node_cpu_frac = partial(_mean_gauge, column="busy_frac", kind="node", note=_ALL_CORES)
 
 

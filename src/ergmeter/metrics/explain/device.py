@@ -294,12 +294,12 @@ def exposed_communication(evidence: Evidence, level: float) -> tuple[LossBlock, 
 
 TOP, CLOCK, SM, TENSOR, CEILING, HARDWARE = "top", "clock", "sm", "tensor", "ceiling", "hardware"
 
-_UNCOUNTED = "parts of tiles, masked attention, products computed again that nobody told of"
+_UNCOUNTED = "parts of tiles, masked attention, recomputed products that were not declared"
 # Key, title and reason of the block between two rungs, by the lower and (optional) upper rung.
 _BETWEEN = {
     (SM, ""): (
         "empty_sms",
-        "multiprocessors without work",
+        "idle SMs",
         "kernels that fill few of them, and the ends of kernels",
     ),
     (TENSOR, SM): (
@@ -310,7 +310,7 @@ _BETWEEN = {
     (TENSOR, ""): (
         "not_multiplying",
         "kernels that do not multiply",
-        "element-wise kernels, copies, the optimizer, empty multiprocessors",
+        "element-wise kernels, copies, the optimizer, idle SMs",
     ),
     (CEILING, TENSOR): ("uncounted", "products beyond the count", _UNCOUNTED),
     (HARDWARE, CEILING): (
@@ -318,11 +318,11 @@ _BETWEEN = {
         "matmul ceiling",
         "what the best products lose too, as `erg calibrate` saw them on this device",
     ),
-    (HARDWARE, TENSOR): ("uncounted", "tensor pipes beyond the count", _UNCOUNTED),
+    (HARDWARE, TENSOR): ("uncounted", "tensor-core work beyond the count", _UNCOUNTED),
 }
 _ONE_BLOCK = (
     KERNELS,
-    "kernels, not told apart",
+    "kernels, unattributed",
     "other kernels, slow products, small kernels: hardware counters would tell",
 )
 
@@ -330,7 +330,7 @@ _ONE_BLOCK = (
 _HIGHER = 1.02
 _UNSEEN = (
     KERNELS,
-    "all else, not told apart",
+    "unattributed",
     "idle time, other kernels, slow products: no counter says what the device did",
 )
 
@@ -373,7 +373,7 @@ def _ladder(
         rungs.append(Rung(CLOCK, level * scale, clock_basis, _clock_facts(activity)))
     for key, share in ((SM, activity.sm_frac), (TENSOR, activity.tensor_frac)):
         if share is not None and share <= level:
-            of = "multiprocessors" if key == SM else "cycles"
+            of = "SMs" if key == SM else "cycles"
             fact = activity.fact(f"activity.{key}_frac", share, of)
             rungs.append(Rung(key, share * scale, activity.basis, (fact,)))
     if got is None:
@@ -508,8 +508,8 @@ def _split_exposed(
 _ENDS = {
     TOP: "time with a kernel",
     CLOCK: "time with a kernel, at its clock",
-    SM: "multiprocessors at work",
-    TENSOR: "tensor pipes at work",
+    SM: "SMs active",
+    TENSOR: "tensor cores active",
 }
 
 

@@ -277,7 +277,7 @@ def _idle(activity: DeviceActivity, share: float, split: TimeSplit | None) -> Lo
     """The block of device idle time within steps."""
     facts = [activity.fact(activity.busy_key, activity.busy_frac or 0.0, "the time with a kernel")]
     if activity.sm_frac is not None:
-        facts.append(activity.fact("activity.sm_frac", activity.sm_frac, "multiprocessors"))
+        facts.append(activity.fact("activity.sm_frac", activity.sm_frac, "SMs"))
     basis = activity.basis if split is None else weakest("derived", activity.basis, split.basis)
     title, why = "idle inside steps", "the device had no kernel while a step was open"
     if split is None:

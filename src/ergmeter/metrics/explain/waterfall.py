@@ -278,7 +278,7 @@ def _remarks(
         lines.append(
             f"launch-bound: in {percent(idle.share_frac)} of the time the device waited inside a"
             " step for the host to launch the next kernel; a faster device would not help (a step"
-            " that synchronises or copies looks alike: a profile tells them apart)"
+            " that synchronises or copies looks alike: a profile separates them)"
         )
     if got is not None and got.is_recomputation_assumed and not got.recomputed_frac:
         lines.append(
@@ -289,7 +289,7 @@ def _remarks(
     if straggler is not None and straggler.by_frac > STRAGGLING_FRAC:
         lines.append(
             f"{straggler.text}: up to {percent(straggler.by_frac)} of each step; it is part of the"
-            " blocks above, which do not tell it apart"
+            " blocks above, which do not separate it"
         )
     lines += flop_count_contradictions(evidence)
     if any(block.share_frac < 0 and block.key != "clock" for block in blocks):

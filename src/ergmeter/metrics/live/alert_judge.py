@@ -411,7 +411,7 @@ class ThrottledState:
         if is_throttled and device not in self._raised and until_ns - since_ns >= THROTTLED_NS:
             self._raised.add(device)
             why = "heat" if bits & THROTTLE_HEAT else "a hardware slowdown or power brake"
-            text = f"{_name(self._devices, device)} is held down by {why}"
+            text = f"{_name(self._devices, device)} is throttled by {why}"
             yield since_ns + THROTTLED_NS, float(bits), 0.0, text, device, False
         if not is_throttled and device in self._raised and until_ns - since_ns >= FREE_NS:
             self._raised.discard(device)

@@ -407,7 +407,7 @@ def _rules_of(following: RunFollower) -> list[str]:
 def _eta(total: float | None, done: float | None, rate: float | None) -> tuple[float | None, str]:
     """Seconds left at the recent rate, or the reason why that is unknown."""
     if total is None:
-        return None, "nobody said how many steps there will be (--steps)"
+        return None, "progress unknown: no total step count (--steps)"
     if done is None or not rate:
         return None, "no pace yet"
     return max(0.0, total - done) / rate, ""

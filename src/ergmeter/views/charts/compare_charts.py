@@ -318,7 +318,7 @@ def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
         is_ratio=is_ratio,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
-        note=f"{sure}; on the thin upright line nothing differs{cut}",
+        note=f"{sure}; the thin vertical line marks no difference{cut}",
     )
 
 

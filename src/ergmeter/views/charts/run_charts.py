@@ -245,7 +245,7 @@ def _ladder(run: Run, summary: Summary) -> Chart:
         for title, result in results.items()
     )
     notes = [
-        "each rung says less than the one above it seems to: busy is not computing",
+        "a busy device may compute little: each row is closer to useful work than that above",
         *(f"no {', '.join(titles)}: {short_reason(why, run)}" for why, titles in missing.items()),
         *(
             f"{title} has no bar: {refusal(reading)}"

@@ -231,8 +231,8 @@ _KINDS = (
         "frac",
         (
             _Column("busy_frac", "busy (GPU util)"),
-            _Column("sm_frac", "multiprocessors"),
-            _Column("tensor_frac", "tensor pipes"),
+            _Column("sm_frac", "SMs"),
+            _Column("tensor_frac", "tensor cores"),
             _Column("dram_frac", "memory bandwidth"),
         ),
         is_stepped=True,

@@ -31,7 +31,7 @@ from ergmeter.views.document import (
 )
 from ergmeter.views.documents import finite, result
 
-NOTHING = "nothing can be told apart: no MFU, no readings of a device, no waits between steps"
+NOTHING = "nothing can be attributed: no MFU, no readings of a device, no waits between steps"
 _LEAST = 0.01  # percent; shares are rounded to it
 _OF_JOULES = (
     "each block is what is lost beyond the ones above it; joules of waits and stalls of 0.2 s and"
@@ -94,7 +94,7 @@ def unattributed(explanation: Explanation) -> dict[str, str]:
 
 
 PEAK, LOST, GAINED, LEFT = "peak", "lost", "gained", "what is left"
-ONE_BLOCK = "lost, and not told apart"
+ONE_BLOCK = "lost, unattributed"
 _COLOURS = {PEAK: "c8", LOST: "c2", ONE_BLOCK: "c4", GAINED: "c3", LEFT: "c1"}
 _STRIPED = "striped"  # its CSS class on the page
 _ROW = 36  # pixels: a line of text and a bar below it
@@ -226,7 +226,7 @@ def document(run: Run, explanation: Explanation) -> Document:
     sections = [
         Section("waterfall-section", "the waterfall", (*waterfall, *remark_notes(explanation))),
         Section("changes", CHANGES, change_table(explanation)),
-        Section("not-told", "not told apart", _items(causes)),
+        Section("not-told", "unattributed", _items(causes)),
         Section("record-next", "to record next time", _items(explanation.record_next)),
         Section("evidence", "evidence", _evidence(explanation)),
     ]

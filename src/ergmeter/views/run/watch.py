@@ -36,7 +36,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 _LOSS = "training.loss"  # the frame has it beside the metrics
 REPLACED = "replaced: another run was recorded here, and is shown"
-_CALLED = {RUNNING: "going", CUT_OFF: "cut off: nobody writes it any more"}
+_CALLED = {RUNNING: "running", CUT_OFF: "cut off: nobody writes it any more"}
 
 
 def page(frame: LiveFrame, *, columns: int, lines: int | None = None) -> RenderableType:
@@ -127,7 +127,7 @@ def _figures(frame: LiveFrame, columns: int) -> Table:
         figures = [_now(frame, key), _value(total) if key in in_view("so far") else ""]
         rows.append([at.label, *figures, *([basis] if with_bases else [])])
     so_far_head = "so far (provisional)" if frame.is_provisional else "so far"
-    heads = ["", "lately", so_far_head, ""][: len(rows[0])]
+    heads = ["", "recent", so_far_head, ""][: len(rows[0])]
     # Curves get the remaining width.
     taken = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     cells = min(_CURVE[1], columns - sum(taken) - _GAP * (len(taken) + 1))

@@ -214,7 +214,7 @@ async def _events(shared: AppState, request: Request) -> Response:
 
 @_endpoint(
     "/api/compare",
-    "runs held against the first",
+    "runs compared with the first",
     _IDS,
     _query("group_by", "string"),
     _query("anyway", "boolean", default=False),

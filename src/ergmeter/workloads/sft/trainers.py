@@ -68,7 +68,7 @@ def check(config: SftConfig) -> None:
         _there("bitsandbytes", "this optimizer" if not tuning.bits else "quantised weights")
     if "paged" in train.optim and not cuda:
         raise UsageError(
-            f"train.optim {train.optim}: pages are a GPU's, and there is none; without them it is"
+            f"train.optim {train.optim} needs a GPU, and there is none; without paging it is"
             f" {train.optim.removeprefix('paged_').replace('adamw_8bit', 'adamw_bnb_8bit')}"
         )
     if tuning.mode != "full":

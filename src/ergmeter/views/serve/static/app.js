@@ -395,7 +395,7 @@ function runPage() {
     const about = [found.devices.join(", "), found.host && `on ${found.host}`, found.model].filter(Boolean).join(" · ");
     const findings = found.check.findings.map((one) => el("li", {}, el("span", { class: one.weight }), one.seen, el("div", { class: "dim" }, one.effect)));
     const verdict = `${found.check.said[0].toUpperCase()}${found.check.said.slice(1)}.`;
-    const ahead = found.ahead.missing === undefined ? found.ahead.text : `How far it is, nobody knows: ${found.ahead.missing}`;
+    const ahead = found.ahead.missing === undefined ? found.ahead.text : `Progress unknown: ${found.ahead.missing}`;
     const made = el("section", { id: "figures", "aria-label": "figures" }, el("p", { class: "dim" }, about),
       el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards), ...absent,
       el("h2", {}, "Findings"), el("p", {}, el("strong", {}, verdict)),
