@@ -88,6 +88,12 @@ def _reports() -> Iterator[Case]:
         yield from erg(f"explain-{run}", f"explain {run}", needs=needs, widths=WIDTHS)
         yield from erg(f"card-{run}", f"card {run} --grid FR --pue 1.1", needs=needs)
         yield from erg(f"watch-{run}", f"watch {run} --once", needs=needs, widths=WIDTHS)
+    yield from erg("report-failed", "report failed", needs=("failed",), widths=WIDTHS)
+    yield from erg("report-failed-long", "report failed --long", needs=("failed",))
+    yield from erg(
+        "report-imported", "import logs/megatron.log --out run; report run", needs=("logs",),
+        widths=WIDTHS,
+    )  # fmt: skip
     for run in ("plain", "phases", "ranks", "torn", "calibrated", "train-1b", "stalls", "served"):
         needs = (run,)
         yield from erg(f"check-{run}-json", f"check {run} --json", needs=needs)

@@ -322,6 +322,16 @@ def small(path: Path) -> None:
     )  # fmt: skip
 
 
+@made("failed")
+def failed(path: Path) -> None:
+    """A run whose program raised after 30 steps."""
+    steps = paced([0.5] * 30, tokens_computed=256)
+    write(
+        new_run(path), ended_s=16.0, steps=steps, samples=gpu_samples(15.0, GPUS[:1]),
+        devices=GPUS[:1], marks=[Mark(15 * S, "ended", "exit code 1")],
+    )  # fmt: skip
+
+
 @made("torn")
 def torn(path: Path) -> None:
     """A run of which one file ends in the middle of a record."""

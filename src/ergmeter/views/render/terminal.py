@@ -153,9 +153,11 @@ def _frame(frame: Frame, columns: int) -> Panel:
         body.append(_framed(part, width))
     status = _text(frame.status, _STATES[frame.state])
     if frame.is_dense:
-        title, about = Text.assemble(_text(frame.name, "bold"), " · ", status), _text(frame.about)
-        line = "─" * (width - _GAP - title.cell_len - about.cell_len - _GAP)
-        title = Text.assemble(title, f" {line} " if about else "", about)
+        name, about = _text(frame.name, "bold"), _text(frame.about)
+        left = width - _FRAME_EDGES - len(" · ") - status.cell_len - about.cell_len
+        name.truncate(left, overflow="ellipsis")
+        line = f" {'─' * (left - name.cell_len)} " if about else ""
+        title = Text.assemble(name, " · ", status, line, about)
     else:
         title = Text.assemble(" ", _text(frame.name, "bold"), "  ", status, " ")
     return Panel(Group(*body), title=title, title_align="left", width=most, padding=(0, 1))

@@ -33,6 +33,7 @@ from ergmeter.views.documents import finite, result
 
 NOTHING = "nothing can be attributed: no MFU, no readings of a device, no waits between steps"
 _LEAST = 0.01  # percent; shares are rounded to it
+_LEAST_FACTOR = 0.1  # a smaller gain is given in percent
 _OF_JOULES = (
     "each block is what is lost beyond the ones above it; joules of waits and stalls of 0.2 s and"
     " more are as drawn, the others are divided by share"
@@ -70,10 +71,9 @@ def energy_note(explanation: Explanation) -> str:
 
 def gain(change: Change) -> str:
     """Return the upper bound of a change's speedup."""
-    most = "less than" if change.is_bound else "up to"
-    if change.gain_frac >= 1:
-        return f"{most} {1 + change.gain_frac:.1f} times as fast"
-    return f"{most} {100 * change.gain_frac:.0f} % faster"
+    if change.gain_frac >= _LEAST_FACTOR:
+        return f"up to {1 + change.gain_frac:.1f}x faster"
+    return f"up to {100 * change.gain_frac:.0f} % faster"
 
 
 def facts(block: LossBlock) -> str:
@@ -215,8 +215,8 @@ def _stripes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # The document.
 
 
-def document(run: Run, explanation: Explanation) -> Document:
-    """Return the waterfall with its evidence, advice, and losses that were not attributed."""
+def document(run: Run, explanation: Explanation, *, show_all: bool = True) -> Document:
+    """Return the waterfall with advice, and if `show_all` with evidence and what is missing."""
     parts: list[Part] = [HeadlinePart(run.name, about=explanation.window)]
     if explanation.achieved is None:
         parts.append(HeadlinePart(text=NOTHING, state="unsure"))
@@ -225,10 +225,10 @@ def document(run: Run, explanation: Explanation) -> Document:
     causes = (f"{names}: {why}" for why, names in unattributed(explanation).items())
     sections = [
         Section("waterfall-section", "the waterfall", (*waterfall, *remark_notes(explanation))),
-        Section("changes", CHANGES, change_table(explanation)),
-        Section("not-told", "unattributed", _items(causes)),
+        Section("changes", CHANGES, change_table(explanation, has_evidence=show_all)),
+        Section("not-told", "unattributed", _items(causes) if show_all else ()),
         Section("record-next", "to record next time", _items(explanation.record_next)),
-        Section("evidence", "evidence", _evidence(explanation)),
+        Section("evidence", "evidence", _evidence(explanation) if show_all else ()),
     ]
     return Document(
         f"{run.name}: where the rest of the peak went",
@@ -274,13 +274,13 @@ def _items(texts: Iterable[str]) -> tuple[Items, ...]:
     return (Items(lines),) if lines else ()
 
 
-def change_table(explanation: Explanation) -> tuple[Table, ...]:
-    """Return advice with the upper bound of its gain and the evidence."""
+def change_table(explanation: Explanation, *, has_evidence: bool = True) -> tuple[Table, ...]:
+    """Return advice after the upper bound of its gain, and the evidence."""
     rows = tuple(
-        (f"{number}. {change.advice}", f"{gain(change)}: {change.why}")
+        (f"{number}. {gain(change)}: {change.advice}", change.why if has_evidence else "")
         for number, change in enumerate(explanation.changes, 1)
     )
-    return (Table(("change", TableColumn("gain", "below")), rows),) if rows else ()
+    return (Table(("change", TableColumn("evidence", "below")), rows),) if rows else ()
 
 
 def _evidence(explanation: Explanation) -> tuple[Table, ...]:
