@@ -8,7 +8,6 @@ import importlib
 import keyword
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,41 +15,51 @@ import click
 from ergmeter.errors import ErgmeterError, suggestion
 from ergmeter.version import __version__
 
-_COMMANDS = {
-    "record": "Measure any command, without changing it.",
-    "import": "Make a run of a training log.",
-    "load": "Send requests to an inference server, and say what it made of them.",
-    "train": "Fine-tune a model as a YAML file says, measured; a row in the energy ledger.",
-    "prepare": "Tokenise a fine-tuning's data and show what is in it.",
-    "compare": "Compare runs or ledgers: ratios with intervals, a verdict in words.",
-    "bench": "Run a matrix of scenarios and compare what came of it.",
-    "gate": "Judge a bench by another: worse than is allowed, or noise?",
-    "report": "Show what a run came to: as a card, as JSON or as a page with charts.",
-    "serve": "Show a directory of runs in a browser, live while they are written.",
-    "plot": "Draw charts of a run into SVG or PNG files.",
-    "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
-    "explain": "Show where the rest of the peak went, and what is most worth trying.",
-    "card": "Write a model-card section: figures, hardware, energy, carbon, a citation, a badge.",
-    "watch": "Watch a run while it is running, on a terminal.",
-    "list": "List the runs in a directory.",
-    "runs": "Tag, annotate, prune, pack, anonymise and collect runs.",
-    "job": "Show what a job came to that was stopped and resumed: goodput, lost steps, energy.",
-    "export": "Write a run out as CSV, Parquet or JSON.",
-    "doctor": "Say what can be measured on this machine, and why the rest can't.",
-    "calibrate": "Measure what this machine can reach, for the runs that follow.",
-    "flops": "Count the FLOPs of one step of a model, by part and by convention.",
-    "mfu": "Say what share of the peak a training got, from printed figures.",
-    "conventions": "Explain the ways of counting FLOPs, by name.",
-    "hlo": "Count the multiply-accumulates of compiled modules (XLA, Neuron).",
-    "analyze": "Calculate the metrics of a Trainium training: MFU, NKI share, score.",
-    "estimate": "Estimate whether a training fits, and its time, energy, carbon and cost.",
-    "peaks": "List devices with their peak FLOP/s, or show one with its source.",
-    "grid": "List grids with the carbon intensity of their electricity, and its source.",
-    "metrics": "Explain the metrics: formula, unit, needs, other names.",
-    "demo": "Train a small model for about 20 seconds, measured.",
+# By group, which is the folder of its modules.
+_GROUPS = {
+    "measure": {
+        "record": "Measure any command, without changing it.",
+        "demo": "Train a small model for about 20 seconds, measured.",
+        "import": "Make a run from a training log.",
+        "load": "Send requests to an inference server and measure it.",
+        "train": "Fine-tune a model from a YAML file, measured, with a row in the energy ledger.",
+        "prepare": "Tokenise a fine-tuning's data and show what is in it.",
+        "calibrate": "Measure what this machine can reach, for later runs.",
+    },
+    "look": {
+        "report": "Show a run's metrics: as a card, JSON or a page with charts.",
+        "explain": "Show where the rest of the peak went, and what to try.",
+        "check": "Check whether a run is fit to be compared.",
+        "watch": "Follow a run on a terminal while it is running.",
+        "serve": "Show a directory of runs in a browser, live.",
+        "plot": "Draw charts of a run as SVG or PNG.",
+        "card": "Write a model-card section: metrics, hardware, energy, carbon, a badge.",
+        "job": "Show a job that was stopped and resumed: goodput, lost steps, energy.",
+    },
+    "compare": {
+        "compare": "Compare runs or ledgers: ratios with intervals and a verdict.",
+        "bench": "Run a matrix of scenarios and compare the results.",
+        "gate": "Pass or fail a run or bench against another.",
+    },
+    "calculate": {
+        "mfu": "Calculate MFU from tokens/s.",
+        "flops": "Count the FLOPs of a step, by part and by convention.",
+        "estimate": "Estimate whether a training fits, its time, energy, carbon and cost.",
+        "analyze": "Calculate a Trainium training's metrics: MFU, NKI share, score.",
+        "hlo": "Count the multiply-accumulates of compiled modules (XLA, Neuron).",
+        "peaks": "List devices with their peak FLOP/s and its source.",
+        "grid": "List grids with their carbon intensity and its source.",
+        "metrics": "Explain the metrics: formula, unit, needs, other names.",
+        "conventions": "Explain the conventions of counting FLOPs.",
+    },
+    "manage": {
+        "list": "List the runs in a directory.",
+        "runs": "Tag, annotate, prune, pack, anonymise and collect runs.",
+        "export": "Write a run as CSV, Parquet or JSON.",
+        "doctor": "Show what this machine can measure, and why the rest can't.",
+    },
 }
-
-_HERE = Path(__file__).parent
+_COMMANDS = {name: group for group, commands in _GROUPS.items() for name in commands}
 
 
 class _Commands(click.Group):
@@ -64,8 +73,7 @@ class _Commands(click.Group):
             return None
         # No module can be called `import`.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        folder = next(_HERE.glob(f"*/{name}.py")).parent.name
-        module = importlib.import_module(f"ergmeter.cli.{folder}.{name}")
+        module = importlib.import_module(f"ergmeter.cli.{_COMMANDS[cmd_name]}.{name}")
         command: click.Command = module.command
         return command
 
@@ -82,8 +90,9 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # From the table: loading every command to ask for its help would load most of ergmeter.
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        for group, commands in _GROUPS.items():
+            with formatter.section(group.capitalize()):
+                formatter.write_dl(list(commands.items()), col_max=12)
 
 
 @click.group(

@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -37,15 +37,67 @@ with_default = partial(click.option, show_default=True)
 without_effect = partial(click.option, hidden=True, expose_value=False)
 
 
-def with_each(*options: Callable[..., Any]) -> Decorator:
-    """Return a decorator that adds options to a command, in the order of its help."""
+def with_each(
+    *options: Callable[..., Any], group: str = "", common: Sequence[str] = ()
+) -> Decorator:
+    """Return a decorator that adds options to a command, in the order of its help.
+
+    Those of a `group` are in `--help-all` alone, but for the `common` ones.
+    """
 
     def with_all(function: Callable[..., Any]) -> Callable[..., Any]:
+        before = len(getattr(function, "__click_params__", ()))
         for option in reversed(options):
             function = option(function)
+        for param in function.__click_params__[before:]:  # type: ignore[attr-defined]
+            if group and param.name not in common:
+                param.group = group
         return function
 
     return with_all
+
+
+_SHOWS_ALL = "ergmeter.help_all"
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` leaves out groups of options, which `--help-all` shows."""
+
+    def __init__(self, *arguments: Any, **declared: Any) -> None:  # noqa: ANN401  as click's own
+        super().__init__(*arguments, **declared)
+        titles = dict.fromkeys(param.group for param in self.params if hasattr(param, "group"))
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._print_all,
+                help=f"Show the other options too: {', '.join(titles)}.",
+            )
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            title = getattr(param, "group", "options")
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record and (title == "options" or ctx.meta.get(_SHOWS_ALL)):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title[:1].upper() + title[1:]):
+                formatter.write_dl(records)
+
+    def _print_all(self, ctx: click.Context, _parameter: object, is_asked: bool) -> None:
+        if is_asked:
+            click.echo(self.full_help(ctx))
+            ctx.exit()
+
+    def full_help(self, ctx: click.Context) -> str:
+        """Return the help with all options."""
+        ctx.meta[_SHOWS_ALL] = True
+        return self.get_help(ctx)
 
 
 def given_parameters() -> dict[str, click.Parameter]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from ergmeter.cli.main import cli
+from ergmeter.cli.options import GroupedCommand
 
 _HEAD = """\
 # Commands
@@ -29,7 +30,12 @@ def page() -> str:
         command = cli.get_command(context, name)
         if command is not None:
             inner = click.Context(command, info_name=name, parent=context, terminal_width=100)
-            parts.append(_section(f"erg {name}", command.get_help(inner)))
+            text = (
+                command.full_help(inner)
+                if isinstance(command, GroupedCommand)
+                else command.get_help(inner)
+            )
+            parts.append(_section(f"erg {name}", text))
     return "\n".join(parts)
 
 

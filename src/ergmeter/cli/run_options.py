@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -46,8 +46,8 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "window": (
         str,
-        "What the figures are over: the pace of training (default), the whole run, or the steps"
-        " with these numbers, the last not included.",
+        "What the metrics are over: the pace of training (default), the whole run, or steps A to"
+        " B, without B.",
     ),
     "parameters": (COUNT, "Parameters of the model, for TT and ST."),
     "tokens_per_step": (
@@ -102,7 +102,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _METAVARS = {
     "warmup": "[auto]",
-    "window": "training|whole|STEP:STEP",
+    "window": "training|whole|A:B",
     "devices": "0,2|all|none",
     "layout": "tp=2,pp=4",
     "grid": "NAME",
@@ -114,6 +114,21 @@ TOKENS_ARE = click.option(
     type=click.Choice(["step", "line", "total"]),
     help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
 )
+
+
+# The first of each group of settings.
+_SETTING_GROUPS = {
+    "warmup_steps": "window",
+    "parameters": "tokens, devices and ranks",
+    "grid": "carbon and cost",
+}
+_COMMON = ("warmup_steps", "window", "dtype")
+
+
+def _setting(name: str) -> Callable[..., Any]:
+    type_, text = _OPTIONS[name]
+    option = f"--{name.replace('_', '-')}"
+    return click.option(option, type=type_, help=text, metavar=_METAVARS.get(name))
 
 
 def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,13 +146,12 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
         settings = Settings.declared(None, declared)
         return function(settings=settings, **options)
 
-    options = [
-        click.option(
-            f"--{name.replace('_', '-')}", type=type_, help=text, metavar=_METAVARS.get(name)
-        )
-        for name, (type_, text) in _OPTIONS.items()
-    ]
-    return with_each(*options)(wrapped)
+    names, options = list(_OPTIONS), cast("Callable[..., Any]", wrapped)
+    for first, title in reversed(_SETTING_GROUPS.items()):
+        start = names.index(first)
+        names, group = names[:start], names[start:]
+        options = with_each(*map(_setting, group), group=title, common=_COMMON)(options)
+    return options
 
 
 def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +169,8 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
     model = click.option(
         "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
     )
-    return with_each(model, *STEP)(wrapped)
+    common = ("model_config", "seq_len")
+    return with_each(model, *STEP, group="model and FLOPs", common=common)(wrapped)
 
 
 def _check_unused(options: dict[str, Any]) -> None:
@@ -172,9 +187,9 @@ def _check_unused(options: dict[str, Any]) -> None:
 with_sink = repeated(
     "--sink",
     "sinks",
-    metavar="NAME[:OPTION=VALUE,...]",
-    help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
-    " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
+    metavar="NAME[:OPTIONS]",
+    help="Send metrics there while it runs (may be repeated): console, csv, jsonl, wandb, mlflow,"
+    " tensorboard[:path=DIR], prometheus, otel, trackio.",
 )
 # Add `--sink` to a command, which gets `sinks` as a Meter takes them, and `sinks_every_s`.
 with_sinks = with_each(
@@ -184,14 +199,16 @@ with_sinks = with_each(
         type=click.FloatRange(min=0.1),
         default=10.0,
         metavar="SECONDS",
-        help="How often.",
+        help="How often to send.",
     ),
     with_sink,
+    group="sinks",
+    common=("sinks",),
 )
 
 
 _RULES = (
-    "Be alarmed by this (may be repeated): 'tokens_per_s < -20%', 'loss nan', 'throttled',"
+    "Raise an alert (may be repeated): 'loss nan', 'tokens_per_s < -20%', 'throttled',"
     " 'memory +10%', 'stalled > 5 min', 'energy > 2 kWh', ... (docs/alerts.md)"
 )
 _AMOUNT = re.compile(
@@ -240,6 +257,8 @@ with_alerts = with_each(
         " {kind}, {value}, {threshold}, {unit}, {about}, {run}.",
     ),
     click.option("--alert-webhook", metavar="URL", help="POST each alert there, as JSON."),
+    group="alerts",
+    common=("alerts",),
 )
 
 

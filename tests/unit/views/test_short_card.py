@@ -54,7 +54,7 @@ def test_the_training_stands_beside_the_whole_run(tmp_path: Path) -> None:
     )
     gpu = Device("GPU-0", "gpu", "Test GPU", "nvml", {"memory_total_bytes": 80e9})
     samples = [
-        Sample(i * S, "GPU-0", power_w=300.0, energy_j=300.0 * i, memory_bytes=4e9)
+        Sample(i * S, "GPU-0", power_w=300.0, energy_j=300.0 * i, memory_bytes=4 * 10**9)
         for i in range(26)
     ]
     run = run_of(

@@ -9,6 +9,7 @@ import click
 
 from ergmeter.cli.options import (
     PATH,
+    GroupedCommand,
     flag,
     listed,
     progress_bar,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("sources", type=PATH, nargs=-1, required=True)
 @click.option(
     "--group-by",

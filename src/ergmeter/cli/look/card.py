@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import check_writable, flag, path_option, with_default
+from ergmeter.cli.options import GroupedCommand, check_writable, flag, path_option, with_default
 from ergmeter.cli.run_options import with_run_and_settings
 from ergmeter.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @path_option("-o", "--out", help="A file instead of the screen.")
 @path_option("--badge", metavar="FILE.svg", help="Also draw a badge there.")
 @with_default(

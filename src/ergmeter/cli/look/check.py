@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from ergmeter.cli.options import PATH, Forms, with_forms
+from ergmeter.cli.options import PATH, Forms, GroupedCommand, with_forms
 from ergmeter.cli.run_options import with_settings, with_training
 from ergmeter.runlog.settings import Settings
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("runs", type=PATH, nargs=-1)
 @with_training
 @with_forms

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import Forms, flag, with_forms
+from ergmeter.cli.options import Forms, GroupedCommand, flag, with_forms
 from ergmeter.cli.run_options import with_run_and_settings
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @flag("--all", "show_all", help="With the evidence, and what could not be attributed.")
 @with_forms
 @with_run_and_settings
@@ -24,8 +24,9 @@ def command(
 ) -> None:
     """Show where the rest of the peak went. Without RUN: the newest under runs/.
 
-    A waterfall from the peak to what was achieved: stalls and waits, idle time, the clock, kernels
-    that do not multiply, recomputation, padding; in percent of the peak and in joules. Losses that can't be attributed are one block. Then the changes most worth trying.
+    A waterfall from the peak to what was achieved: stalls and waits, idle time, the clock,
+    kernels that do not multiply, recomputation, padding; in percent of the peak and in joules.
+    Losses that can't be attributed are one block. Then the changes most worth trying.
     """
     from ergmeter.metrics.explain.waterfall import explain
     from ergmeter.metrics.summarize import evidence_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import (
+    GroupedCommand,
     check_folder,
     check_writable,
     first_bytes,
@@ -55,7 +56,7 @@ class _Kinds(click.Choice[str]):
         return value
 
 
-class _OfOneRun(click.Command):
+class _OfOneRun(GroupedCommand):
     """One run; several are an error that names the command for them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import Forms, flag, repeated, with_forms
+from ergmeter.cli.options import Forms, GroupedCommand, flag, repeated, with_forms
 from ergmeter.cli.run_options import summaries, with_run_and_settings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ergmeter.views.document import Section
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @repeated(
     "--metric",
     "metrics",

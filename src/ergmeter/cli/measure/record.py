@@ -9,30 +9,43 @@ from typing import Any
 
 import click
 
-from ergmeter.cli.options import check_folder, flag, path_option, repeated
+from ergmeter.cli.options import (
+    GroupedCommand,
+    check_folder,
+    flag,
+    path_option,
+    repeated,
+    with_each,
+)
 from ergmeter.cli.run_options import TOKENS_ARE, with_alerts, with_model, with_settings, with_sinks
 
 _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
 @path_option("--out", help="The run directory to make. [default: runs/DATE-NAME-xxxx]")
 @click.option("--name", help="What to call the run. [default: the script's name]")
-@TOKENS_ARE
-@repeated("--probe", "probes", help="Use just these probes (may be repeated).")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(min=0.001),
-    help="Seconds between readings of devices.",
+@with_each(
+    TOKENS_ARE,
+    repeated("--probe", "probes", help="Use just these probes (may be repeated)."),
+    click.option(
+        "--interval",
+        "interval_s",
+        type=click.FloatRange(min=0.001),
+        help="Seconds between readings of devices.",
+    ),
+    flag("--keep-buffering", help="Do not have Python flush each line."),
+    flag(
+        "--pty",
+        help="Give the command a pseudo-terminal for its standard output, so that a program which"
+        " holds its output back in a pipe prints each line as it comes.",
+    ),
+    flag("--no-hook", help="Do not look into the command's Python, only at its output."),
+    group="recording",
 )
-@flag("--keep-buffering", help="Do not have Python flush each line.")
-@flag(
-    "--pty",
-    help="Give the command a pseudo-terminal for its standard output, so that a program which"
-    " holds its output back in a pipe prints each line as it comes.",
-)
-@flag("--no-hook", help="Do not look into the command's Python, only at its output.")
 @flag("--quiet", help="Show no card at the end.")
 @with_sinks
 @with_alerts
@@ -50,9 +63,9 @@ def command(
 ) -> int:
     """Measure any command: its output, its signals and its exit code pass through unchanged.
 
-    Steps, tokens, evaluation and checkpoints of a torch, Hugging Face or Lightning program are seen
-    by a hook in its Python; else recognised in what it prints (Trainer logs, key=value and
-    key: value lines); or come from an ergmeter.Meter inside it. The card goes to standard error.
+    Steps and tokens come from a hook in the Python of a torch, Hugging Face or Lightning program,
+    else from the lines that it prints, or from an ergmeter.Meter inside it. The card goes to
+    standard error.
 
     \b
     erg record -- python train.py --config a.yaml
