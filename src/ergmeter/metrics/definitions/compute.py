@@ -491,7 +491,7 @@ METRICS = [
         quantity="speed",
         column="mfu_frac",
         rule="mfu",
-        views="short card 80 as MFU expected;"
+        views="short card 80 as MFU expected; list 25 as MFU;"
         " card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
         " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; serve run 30;"
         " console 40; ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"

@@ -13,7 +13,9 @@ from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
 from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import Work, step_work
+from ergmeter.metrics.catalog import every_metric
 from ergmeter.metrics.definitions.compute import NotApplicable
+from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import grouped, number_of, percent, scaled, significant
 from ergmeter.views.calculate.reference import markdown_table
@@ -140,7 +142,17 @@ def mfu_document(work: Work, results: dict[str, Result]) -> Document:
         key: reading for key, reading in results.items() if not isinstance(reading, NotApplicable)
     }
     table = readings_table(applicable, _value)
-    return Document(title_case(_step(work)), (*_about(work), table), data)
+    return Document(title_case(_step(work)), (_mfu(results), *_about(work), table), data)
+
+
+def _mfu(results: dict[str, Result]) -> HeadlinePart:
+    """Return the answer, of which peak and by which convention; or why there is none."""
+    mfu = results["utilization.mfu_frac"]
+    if isinstance(mfu, Missing):
+        return HeadlinePart("MFU", f"not known: {mfu.reason}", state="unsure")
+    conventions = ", ".join(mfu.note.split("; ")[:2])
+    about = f"of {peak_text(mfu.note)}; {conventions}"
+    return HeadlinePart(f"MFU {significant(100 * mfu.value, 3)} %{mfu.mark}", about=about)
 
 
 def _parts_table(work: Work) -> Table:
@@ -355,9 +367,10 @@ def _numbers(flops: PartFlops) -> dict[str, float]:
 
 def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) -> Table:
     """Return readings with their notes, then absent metrics; shared reasons are given once."""
+    titles = every_metric()
     rows: list[tuple[str, ...]] = [
         (
-            key,
+            titles[key].title,
             f"{value(reading)}{reading.mark}",
             reading.basis,
             "; ".join(part for part in (reading.impossible, reading.note) if part),
@@ -365,7 +378,9 @@ def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) 
         for key, reading in results.items()
         if isinstance(reading, Reading)
     ]
-    absent = grouped((r.reason, key) for key, r in results.items() if isinstance(r, Missing))
+    absent = grouped(
+        (r.reason, titles[key].title) for key, r in results.items() if isinstance(r, Missing)
+    )
     rows += [(", ".join(keys), "-", "", reason) for reason, keys in absent.items()]
     columns = (
         "metric",

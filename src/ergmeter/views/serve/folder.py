@@ -33,6 +33,9 @@ _CELL = "exp_"
 _NO_STAMP = (float("-inf"), "", 0)
 
 
+_DEFAULT = Path("runs")  # which the first run makes
+
+
 @dataclass(frozen=True, slots=True)
 class ServedItem:
     """A run, bench or ledger. `name` is its relative path, `bench` the bench of a cell."""
@@ -56,7 +59,8 @@ class Folder:
     _scanning: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        if not self.root.is_dir():
+        is_yet_to_come = self.root == _DEFAULT and not self.root.exists()
+        if not self.root.is_dir() and not is_yet_to_come:
             what = "is a file" if self.root.exists() else "does not exist"
             raise UsageError(f"{self.root} {what}; erg serve takes a directory of runs")
         self.root = self.root.resolve()
@@ -198,6 +202,8 @@ class Folder:
                         ledgers += [] if self._is_in_cell(child) else [child]
                     elif entry.name.endswith(fmt.PACKED):
                         packed.append(self._name(child))
+        except FileNotFoundError:  # the default directory before the first run
+            pass
         except OSError as error:
             left_out.append(f"{self._name(path)}: can't be read ({error.strerror})")
         return directories, ledgers
