@@ -32,7 +32,7 @@ from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.time_breakdown import time_breakdown
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
-from ergmeter.records import Flops, Reading, Summary
+from ergmeter.records import Flops, Reading, Summary, value_text
 from ergmeter.runlog.manage.pack import unpack
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -40,7 +40,6 @@ from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
 from ergmeter.views.charts.plots import charts, plot
 from ergmeter.views.compare import comparison_document
-from ergmeter.views.reading_text import value
 from ergmeter.views.render.html import html
 from ergmeter.views.run.card import document
 from ergmeter.views.run.model_card import badge
@@ -174,7 +173,7 @@ class Figures:
         found = self._readings[key]
         if not isinstance(found, Reading):
             raise SystemExit(f"the page quotes {key}, which is absent: {found.reason}")
-        return value(found)
+        return value_text(found)
 
 
 @dataclass(frozen=True)

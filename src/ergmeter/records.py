@@ -28,7 +28,7 @@ from typing import (
 )
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, in_unit
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
     import numpy as np
@@ -354,6 +354,28 @@ class Reading:
         """The text printed right after the value."""
         return " (impossible)" if self.impossible else ""
 
+    def __str__(self) -> str:
+        """192,642 tokens/s (187,000-198,300), measured."""
+        between = interval_text(self).removesuffix(f" {self.unit}").replace(" to ", "-")
+        return f"{value_text(self)}{f' ({between})' if between else ''}, {self.basis}"
+
+
+def value_text(reading: Reading) -> str:
+    """The value in a readable unit, marked if it is impossible."""
+    return in_unit(reading.value, reading.unit, beside=reading.value) + reading.mark
+
+
+def interval_text(reading: Reading) -> str:
+    """The interval, with the unit once if both ends share it; empty without one."""
+    if reading.low is None or reading.high is None:
+        return ""
+    # Around 0 the prefix is that of the larger end.
+    beside = reading.value or max(reading.low, reading.high, key=abs)
+    low, high = (in_unit(end, reading.unit, beside=beside) for end in (reading.low, reading.high))
+    number, _, unit = low.partition(" ")
+    has_same = " " not in unit and high.endswith(f" {unit}") and high.count(" ") == 1
+    return f"{number if has_same else low} to {high}"
+
 
 def mapped(reading: Reading, change: Callable[[float], float], **fields: Any) -> Reading:  # noqa: ANN401
     """A reading with its value and both edges of its interval changed alike."""
@@ -373,6 +395,10 @@ class Missing:
     """Why there is no number, in words for the person who expected one."""
 
     reason: str
+
+    def __str__(self) -> str:
+        """The reason, marked as one."""
+        return f"not measured: {self.reason}"
 
 
 Result: TypeAlias = "Reading | Missing"

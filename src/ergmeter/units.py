@@ -156,3 +156,19 @@ def sparkline(values: Iterable[float], cells: int) -> str:
     low, height = min(means), max(means) - min(means)
     levels = [(mean - low) / height if height else 0.0 for mean in means]
     return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels)
+
+
+def in_unit(number: float, unit: str, *, beside: float) -> str:
+    """A number in a readable unit, with the SI prefix that `beside` has."""
+    if unit == "s":
+        return duration(number)
+    if unit == "frac":
+        return f"{significant(number * 100, 3)} %"
+    if unit in ("B", "B/s", "B/h", "Hz", "J", "g", "FLOP/s", "FLOP/token"):
+        return scaled(number, unit, beside=beside)
+    if unit == "cores":
+        return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
+    if unit in ("tokens", "steps"):
+        return f"{number:,.0f} {unit}"
+    text = f"{number:,.0f}" if abs(number) >= 10_000 else significant(number)
+    return text if unit == NO_UNIT else f"{text} {unit}"

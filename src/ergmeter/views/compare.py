@@ -20,7 +20,7 @@ from ergmeter.compare.run_curves import Axis, ComparedCurves
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
-from ergmeter.records import Missing, Reading, or_missing
+from ergmeter.records import Missing, Reading, interval_text, or_missing, value_text
 from ergmeter.stats.ratio import Contrast, Mean
 from ergmeter.units import number_of
 from ergmeter.views import documents
@@ -53,7 +53,7 @@ from ergmeter.views.document import (
     VerdictWeight,
     Weight,
 )
-from ergmeter.views.reading_text import column_text, interval, value
+from ergmeter.views.reading_text import column_text
 
 _WEIGHTS: dict[str, VerdictWeight] = {
     "absent" if weight == "no verdict" else weight: weight for weight in VERDICTS
@@ -281,8 +281,8 @@ def _figure_in_words(entry: Entry, measured: Metric) -> str:
     result = entry.figures.get(measured.key)
     if not isinstance(result, Reading):
         return f"- ({entry.why_not(measured.key)})"
-    between = f" ({interval(result)})" if interval(result) else ""
-    return f"{value(result)}{between}, {result.basis}"
+    between = f" ({interval_text(result)})" if interval_text(result) else ""
+    return f"{value_text(result)}{between}, {result.basis}"
 
 
 def _notes(comparison: Comparison) -> Iterator[Items]:

@@ -4,42 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ergmeter.records import Reading, Result, spread_frac
+from ergmeter.records import Reading, Result, spread_frac, value_text
 from ergmeter.runlog.reader import Run
-from ergmeter.units import NO_UNIT, duration, scaled, significant
-
-
-def value(reading: Reading) -> str:
-    """Format a value in a readable unit, marked if it is impossible."""
-    return _in_words(reading.value, reading.unit, beside=reading.value) + reading.mark
-
-
-def _in_words(number: float, unit: str, *, beside: float) -> str:
-    """Format a number of a reading, with the prefix of its value."""
-    if unit == "s":
-        return duration(number)
-    if unit == "frac":
-        return f"{significant(number * 100, 3)} %"
-    if unit in ("B", "B/s", "B/h", "Hz", "J", "g", "FLOP/s", "FLOP/token"):
-        return scaled(number, unit, beside=beside)
-    if unit == "cores":
-        return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
-    if unit in ("tokens", "steps"):
-        return f"{number:,.0f} {unit}"
-    text = f"{number:,.0f}" if abs(number) >= 10_000 else significant(number)
-    return text if unit == NO_UNIT else f"{text} {unit}"
-
-
-def interval(reading: Reading) -> str:
-    """Format an interval, with the unit once if both ends share it."""
-    if reading.low is None or reading.high is None:
-        return ""
-    # Around 0 the prefix is that of the larger end.
-    beside = reading.value or max(reading.low, reading.high, key=abs)
-    low, high = (_in_words(end, reading.unit, beside=beside) for end in (reading.low, reading.high))
-    number, _, unit = low.partition(" ")
-    has_same = " " not in unit and high.endswith(f" {unit}") and high.count(" ") == 1
-    return f"{number if has_same else low} to {high}"
 
 
 def spread(reading: Reading) -> str:
@@ -72,4 +38,5 @@ def column_text(result: Result) -> str:
     """Format a result for a column whose title has the unit; durations keep theirs."""
     if not isinstance(result, Reading):
         return "-"
-    return value(result).removesuffix(f" {result.unit}") if result.unit != "s" else value(result)
+    text = value_text(result)
+    return text if result.unit == "s" else text.removesuffix(f" {result.unit}")

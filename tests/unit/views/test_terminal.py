@@ -12,7 +12,16 @@ import pytest
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import evidence_of, summarize, summary_of
-from ergmeter.records import Device, Reading, Reported, Sample, Step, Summary
+from ergmeter.records import (
+    Device,
+    Reading,
+    Reported,
+    Sample,
+    Step,
+    Summary,
+    interval_text,
+    value_text,
+)
 from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -128,7 +137,7 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
     ],
 )
 def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str) -> None:
-    assert reading_text.interval(reading) == said
+    assert interval_text(reading) == said
     summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
     lines = printed(_every_metric(summary)).splitlines()
     assert lines[1:] == ([f"    {said}"] if said else [])
@@ -137,7 +146,7 @@ def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str)
 def test_a_bare_number_has_no_unit() -> None:
     """A loss is in nothing: its unit is called 1, and is not shown."""
     loss = Reading(2.34, "1", "reported", 2.25, 2.5, note="the last")
-    assert (reading_text.value(loss), reading_text.interval(loss)) == ("2.34", "2.25 to 2.5")
+    assert (value_text(loss), interval_text(loss)) == ("2.34", "2.25 to 2.5")
     summary = Summary("run", "finished", {"training.loss": loss}, {}, ())
     assert printed(_every_metric(summary)).splitlines() == [
         "training.loss  2.34  reported",

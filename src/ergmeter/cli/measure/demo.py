@@ -84,11 +84,10 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
 def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
     """Facts about the demo that the card does not show."""
     from ergmeter.metrics.catalog import in_view
-    from ergmeter.records import Reading
-    from ergmeter.views.reading_text import value
+    from ergmeter.records import Reading, value_text
 
     parts = [
-        f"{value(count)} {at.label}"
+        f"{value_text(count)} {at.label}"
         for key, at in in_view("demo").items()
         if isinstance(count := summary.readings[key], Reading)
     ]

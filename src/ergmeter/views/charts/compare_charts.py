@@ -16,13 +16,12 @@ from ergmeter.compare.entry import Group, measure
 from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, in_view
-from ergmeter.records import Reading
+from ergmeter.records import Reading, interval_text, value_text
 from ergmeter.stats.ratio import Contrast, Mean
 from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
 from ergmeter.views.charts.interval_chart import contrast_dot, interval_chart
-from ergmeter.views.reading_text import interval, value
 
 # Words that the charts share with the text of a comparison.
 
@@ -223,7 +222,7 @@ def _mean_reading(group: Group, measured: Metric, mean: Mean) -> Reading:
 
 
 def _mean_text(axis: Metric, mean: Mean) -> str:
-    return value(Reading(mean.value, axis.unit, "measured"))
+    return value_text(Reading(mean.value, axis.unit, "measured"))
 
 
 def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Metric]) -> Table:
@@ -244,7 +243,7 @@ def _between(group: Group, axis: Metric, mean: Mean) -> str:
     if is_assumed(group, axis):
         return "assumed"
     why = "one run: no interval" if mean.repeats == 1 else "no interval"
-    return interval(_mean_reading(group, axis, mean)) or why
+    return interval_text(_mean_reading(group, axis, mean)) or why
 
 
 def _why_no_front(comparison: Comparison) -> str:

@@ -16,11 +16,11 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue, in_view, refusal
 from ergmeter.metrics.explain.flops import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
-from ergmeter.records import Missing, Reading, Summary
+from ergmeter.records import Missing, Reading, Summary, interval_text, value_text
 from ergmeter.units import duration, grouped, scaled, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, rounded, scale_for
-from ergmeter.views.reading_text import interval, short_reason, value
+from ergmeter.views.reading_text import short_reason
 from ergmeter.views.run.explain import WATERFALL, waterfall_chart
 
 if TYPE_CHECKING:
@@ -234,12 +234,12 @@ def _ladder(run: Run, summary: Summary) -> Chart:
         {
             "name": title,
             "v": result.value if isinstance(result, Reading) and not result.impossible else None,
-            "said": value(result) if isinstance(result, Reading) else "absent",
+            "said": value_text(result) if isinstance(result, Reading) else "absent",
         }
         for title, result in results.items()
     ]
     table_rows = (
-        (title, value(result), interval(result), result.basis)
+        (title, value_text(result), interval_text(result), result.basis)
         if isinstance(result, Reading)
         else (title, "-", "", result.reason)
         for title, result in results.items()

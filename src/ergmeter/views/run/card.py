@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.records import Reading, Summary
+from ergmeter.records import Reading, Summary, interval_text, value_text
 from ergmeter.runlog.reader import Run
 from ergmeter.views.document import Document, Paragraph, Part, Section, Table, TableColumn
-from ergmeter.views.reading_text import interval, value
 from ergmeter.views.run.long_card import OF_A_LOG, accelerators, is_of_a_log, long_card
 from ergmeter.views.run.short_card import COLUMNS, short_card
 
@@ -43,8 +42,8 @@ def _every_metric(summary: Summary) -> Table:
     named_reasons: dict[str, str] = {}
     for key, result in summary.readings.items():
         if isinstance(result, Reading):
-            texts = (result.impossible, interval(result), result.note)
-            rows.append((key, value(result), result.basis, "; ".join(filter(None, texts))))
+            texts = (result.impossible, interval_text(result), result.note)
+            rows.append((key, value_text(result), result.basis, "; ".join(filter(None, texts))))
         else:
             first = named_reasons.setdefault(result.reason, key)
             rows.append((key, "-", "", result.reason if first == key else f"as {first}"))

@@ -12,7 +12,7 @@ from ergmeter.compare.jobs import JobRun
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import every_metric, titles_in
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
-from ergmeter.records import Missing, Result, Summary
+from ergmeter.records import Missing, Result, Summary, value_text
 from ergmeter.runlog.manage.labels import Labels
 from ergmeter.runlog.reader import Run
 from ergmeter.units import duration, grouped, number_of, printable
@@ -54,7 +54,7 @@ def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
         return Document(f"runs in {name}/", (Paragraph(none),), data)
     has_tags = any(listed.labels.tags for listed in runs)
     columns = (
-        TableColumn(f"run in {name}/"),
+        TableColumn(f"run in {name}/", no_wrap=True),
         TableColumn("made", no_wrap=True),
         TableColumn(f"{'status':<{_STATUS_CHARACTERS}}", no_wrap=True),
         *(TableColumn(title, "number") for title in titles.values()),
@@ -137,7 +137,7 @@ def _total(key: str, result: Result) -> tuple[str, str, str]:
     title = every_metric()[key].title
     if isinstance(result, Missing):
         return title, "-", result.reason
-    return title, reading_text.value(result), result.note
+    return title, value_text(result), result.note
 
 
 def _job_data(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:

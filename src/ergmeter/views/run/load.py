@@ -14,11 +14,10 @@ from typing import Any
 from ergmeter.load.level import LevelOutcome, LevelPlan
 from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
 from ergmeter.metrics.catalog import in_view
-from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.records import Missing, Reading, Result, Summary, value_text
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
 from ergmeter.views.document import Document, Note, Paragraph, Table, columns_of
-from ergmeter.views.reading_text import value
 
 _BUSY_FRAC = 0.8  # of a core: above it the client may be the bottleneck
 _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")
@@ -76,7 +75,8 @@ def _cell(result: Result) -> str:
 def _below(levels: list[LevelRow]) -> list[str]:
     """Return metrics that only some loads have, a line for each level."""
     return [
-        f"{level.plan.pace.label}: {at.label} {value(reading)} ({reading.note.partition('; ')[0]})"
+        f"{level.plan.pace.label}: {at.label} {value_text(reading)}"
+        f" ({reading.note.partition('; ')[0]})"
         for key, at in in_view("load notes").items()
         for level in levels
         if at.group != "open" or isinstance(level.plan.pace, Open)

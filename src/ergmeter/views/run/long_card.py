@@ -10,7 +10,7 @@ from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import catalogue, every_metric, expected_in, in_view
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import Missing, Reading, Summary
+from ergmeter.records import Missing, Reading, Summary, value_text
 from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
 from ergmeter.units import (
@@ -29,7 +29,7 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
 )
-from ergmeter.views.reading_text import short_reason, spread, value
+from ergmeter.views.reading_text import short_reason, spread
 
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
@@ -144,7 +144,7 @@ def _figures(run: Run, summary: Summary) -> Iterator[Table]:
             reading = summary.readings[key]
             cells = ("-", "", "")
             if isinstance(reading, Reading):
-                cells = (value(reading), spread(reading), reading.basis)
+                cells = (value_text(reading), spread(reading), reading.basis)
             rows.append((label, every_metric()[key].title, *cells))
             label = ""
     columns = (

@@ -21,13 +21,12 @@ from ergmeter.hardware.grid import grids
 from ergmeter.metrics.catalog import catalogue, expected_in, in_view
 from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.metrics.live.alert_rules import noted_alerts
-from ergmeter.records import Flops, Missing, Reading, Result, Summary
+from ergmeter.records import Flops, Missing, Reading, Result, Summary, interval_text, value_text
 from ergmeter.runlog.reader import FINISHED, IMPORTED, Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.document import Document, Items, Paragraph, Part, Table
-from ergmeter.views.reading_text import interval, value
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run.long_card import label_lines, window_text
 
@@ -48,7 +47,7 @@ def badge(key: str, result: Result) -> str:
     """Return the SVG badge of a metric: name, value and basis."""
     label = _short(_LABELS.get(key) or catalogue()[key].title)
     if isinstance(result, Reading):
-        text = f"{value(result)}, {result.basis}"
+        text = f"{value_text(result)}, {result.basis}"
         colour = _COLOURS["impossible" if result.impossible else result.basis]
         title = f"{label}: {text}{result.impossible and f' ({result.impossible})'}"
     else:
@@ -192,7 +191,7 @@ def _hardware(of: Sources) -> str:
 def _metrics(of: Sources) -> list[Part]:
     """Return the table of metrics, and what its last column means."""
     rows: list[tuple[str, ...]] = [
-        (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
+        (catalogue()[key].title, value_text(reading), interval_text(reading), reading.basis, over)
         for key, at in in_view("model card").items()
         if isinstance(reading := figure(of, key), Reading)
         for over in (at.group or "the window",)
@@ -220,10 +219,10 @@ def _sentences(of: Sources) -> str:
     for key in expected_in("model card"):
         reading = of.summary.readings[key]
         if isinstance(reading, Reading) and key != CARBON:
-            span = f" ({interval(reading)})" if interval(reading) else ""
+            span = f" ({interval_text(reading)})" if interval_text(reading) else ""
             is_mfu = key == "utilization.mfu_frac"
             peak = peak_text(reading.note) if is_mfu else ""
-            figure_text = f"an MFU of {value(reading)}" if is_mfu else value(reading)
+            figure_text = f"an MFU of {value_text(reading)}" if is_mfu else value_text(reading)
             clauses.append(f"{figure_text}{span}{peak and f' of {peak}'}, {reading.basis}")
     hardware = f" on {_hardware(of)}" if _hardware(of) else ""
     how = "read from its log" if of.run.header.get("imported") else "measured"
@@ -233,10 +232,10 @@ def _sentences(of: Sources) -> str:
     energy, carbon = (of.all_steps.readings[key] for key in ("energy.run_j", CARBON))
     if isinstance(energy, Reading):
         parts = "steps" if _trains(of) else "requests"
-        text = f"All of its {parts} drew {value(energy)} ({energy.basis})"
+        text = f"All of its {parts} drew {value_text(energy)} ({energy.basis})"
         if isinstance(carbon, Reading):
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
-            text += f", which is {value(carbon)} of CO2e ({carbon.basis})"
+            text += f", which is {value_text(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
         sentences.append(f"{text}; what else the machine drew is not in it.")
     return " ".join([*sentences, *_ending(of)])

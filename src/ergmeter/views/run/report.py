@@ -19,7 +19,7 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
-from ergmeter.records import Device, Missing, Reading, Summary, or_none
+from ergmeter.records import Device, Missing, Reading, Summary, interval_text, or_none, value_text
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import BARS, duration, grouped, number_of, scaled
 from ergmeter.version import __version__
@@ -40,7 +40,7 @@ from ergmeter.views.document import (
     Table,
     TimeZoom,
 )
-from ergmeter.views.reading_text import interval, short_reason, value
+from ergmeter.views.reading_text import short_reason
 from ergmeter.views.run.check import finding_notes
 from ergmeter.views.run.explain import CHANGES, change_table, remark_notes
 from ergmeter.views.run.long_card import accelerators, label_lines, reader_notes
@@ -120,8 +120,8 @@ def _card(key: str, reading: Reading) -> MetricCard:
     }
     return MetricCard(
         metric.title,
-        value(reading),
-        interval(reading),
+        value_text(reading),
+        interval_text(reading),
         reading.basis,
         reading.impossible,
         tuple(details.items()),
@@ -172,7 +172,7 @@ def _metric_tables(summary: Summary) -> list[Section]:
     results = summary.readings.items()
     rows = tuple(
         (
-            *(key, value(reading), interval(reading), reading.basis),
+            *(key, value_text(reading), interval_text(reading), reading.basis),
             "; ".join(filter(None, (reading.impossible, reading.note))),
             every_metric()[key].formula,
         )
@@ -260,8 +260,8 @@ def _unavailable_probes(evidence: Evidence) -> list[Section]:
 
 def _citation(run: Run, summary: Summary) -> list[Paragraph]:
     figures = [
-        f"{catalogue()[key].title} {value(reading)}"
-        f"{f' [{interval(reading)}]' if interval(reading) else ''} ({reading.basis})"
+        f"{catalogue()[key].title} {value_text(reading)}"
+        f"{f' [{interval_text(reading)}]' if interval_text(reading) else ''} ({reading.basis})"
         for key in in_view("citation")
         if isinstance(reading := summary.readings[key], Reading)
     ]

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.live.frame import Gauges, LiveFrame
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.records import Missing, Reading, Result, value_text
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant, sparkline
-from ergmeter.views.reading_text import value
 
 _FOR_BASES = 72  # columns from which they fit
 _CURVE = (10, 80)  # fewest and most cells
@@ -58,7 +57,7 @@ def line(frame: LiveFrame) -> str:
         reading = frame.recent.get(key)
         if isinstance(reading, Reading):
             is_rate = reading.unit == "tokens/s"
-            parts.append(value(reading) if is_rate else f"{at.label} {value(reading)}")
+            parts.append(value_text(reading) if is_rate else f"{at.label} {value_text(reading)}")
         elif key == _LOSS and frame.loss is not None:
             parts.append(f"loss {significant(frame.loss)}")
     devices = _shown_devices(frame)
@@ -70,7 +69,7 @@ def line(frame: LiveFrame) -> str:
         reading = frame.so_far.get(key)
         if isinstance(reading, Reading):
             word = ", provisional" if frame.is_provisional else ""
-            parts.append(f"{title} so far {value(reading)} ({reading.basis}{word})")
+            parts.append(f"{title} so far {value_text(reading)} ({reading.basis}{word})")
     parts.append(_eta(frame))
     return f"{_clock(frame, frame.newest_ns)} " + " | ".join(parts)
 
@@ -162,7 +161,7 @@ def _now(frame: LiveFrame, key: str) -> str:
 
 
 def _value(result: Result | None) -> str:
-    return value(result) if isinstance(result, Reading) else "-"
+    return value_text(result) if isinstance(result, Reading) else "-"
 
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:

@@ -13,7 +13,7 @@ from typing import Any
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.live.recent_window import first_start_ns, recent
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.records import Missing, Reading, Result, interval_text, value_text
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import documents, reading_text
@@ -119,6 +119,6 @@ def result_with_texts(result: Result) -> dict[str, Any]:
         body["text"] = "-"
     elif "value" in body:
         # A column, or a tile that is named by its unit, shows just the number.
-        texts = {"text": reading_text.value(result), "bare": reading_text.column_text(result)}
-        body |= {**texts, "interval": reading_text.interval(result)}
+        texts = {"text": value_text(result), "bare": reading_text.column_text(result)}
+        body |= {**texts, "interval": interval_text(result)}
     return body

@@ -33,11 +33,11 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
-from ergmeter.records import Device, Reading
+from ergmeter.records import Device, Reading, value_text
 from ergmeter.runlog.reader import Run
 from ergmeter.units import significant
 from ergmeter.views import bench as bench_report
-from ergmeter.views import compare, documents, reading_text
+from ergmeter.views import compare, documents
 from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts, front_in_words, head
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
@@ -156,7 +156,7 @@ def _cell(entry: Entry, column: str) -> dict[str, str]:
     figure = entry.figures.get(column)
     if isinstance(figure, Reading):
         return {
-            "text": reading_text.value(figure),
+            "text": value_text(figure),
             "title": f"{figure.value:.17g} {figure.unit}".removesuffix(" 1"),
         }
     fact = entry.facts.get(column)
