@@ -11,8 +11,10 @@ ergmeter[html].
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -21,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from ergmeter.compare.comparison import compare
 from ergmeter.compare.pairing import CompareOptions
@@ -40,10 +44,13 @@ from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
 from ergmeter.views.charts.plots import charts, plot
 from ergmeter.views.compare import comparison_document
+from ergmeter.views.document import Document
 from ergmeter.views.render.html import html
-from ergmeter.views.run.card import document
+from ergmeter.views.render.terminal import show
+from ergmeter.views.run.card import document, next_commands
 from ergmeter.views.run.model_card import badge
 from ergmeter.views.run.report import page_sections
+from ergmeter.views.run.short_card import short_card
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"
@@ -55,6 +62,7 @@ AFTER_NS = 10**9  # that the devices were still read for
 WARMUP_STEPS = 2
 VOCABULARY = 32_000
 BADGE = "energy.joules_per_token"
+COMMAND = "erg record --model-config config.json --seq-len 2048 -- python train.py"
 SCREEN = {"width": 1280, "height": 920}  # as far as the ladder
 
 
@@ -221,6 +229,11 @@ PICTURES = (
     ),
     Picture(
         "train-1b",
+        "waterfall",
+        "Where the rest of the peak went: %(lost:not_multiplying)s to non-matmul kernels.",
+    ),
+    Picture(
+        "train-1b",
         "power",
         "Grey is what is not counted: the model is loaded, and the first steps warm up. Then it"
         " stays at the limit of the board, at %(energy.mean_w)s in the mean.",
@@ -286,7 +299,7 @@ PICTURES = (
         "tiny-20m",
         "activity",
         "A device that waits: some kernel is on it in %(utilization.busy_frac)s of the time, on"
-        " %(activity.sm_frac)s of its multiprocessors in the mean, and its tensor cores work in"
+        " %(activity.sm_frac)s of its SMs in the mean, and its tensor cores work in"
         " %(activity.tensor_frac)s of the cycles.",
     ),
 )
@@ -366,10 +379,22 @@ def make(docs: Path, runs: Path | None = None) -> None:
                 (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))
             if name == "train-1b":
                 (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
+                (folder / "terminal.svg").write_text(terminal(evidence, summary), "utf-8")
     backends = compare(read_entries([LEDGER]), CompareOptions(("backend",)))
     page = html(comparison_document(backends, compared_curves(backends.groups)))
     (folder / "backends.html").write_text(page, "utf-8")
     (docs / "gallery.md").write_text(written_page(figures), "utf-8")
+
+
+def terminal(evidence: Evidence, summary: Summary) -> str:
+    """What `erg record` leaves on a terminal, as a picture without a font of its own."""
+    console = Console(record=True, width=79, file=io.StringIO(), force_terminal=True)
+    console.print(f"[dim]$[/] {COMMAND}\n", highlight=False)
+    show(
+        Document("", (short_card(evidence, summary), next_commands(Path("runs/train-1b")))), console
+    )
+    picture = console.export_svg(title="erg record", unique_id="terminal")
+    return re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
 
 
 @contextmanager

@@ -190,7 +190,7 @@ def test_of_several_devices_those_count_that_were_used(erg: Erg, tmp_path: Path)
     _, out, _ = erg("card", run.path, "--grid-g-per-kwh", 100, "--grid-source", "x")
     assert emissions(out)["hardware_used"] == "1 x NVIDIA H200"
     assert "2 x NVIDIA H200" not in out
-    assert "1 x NVIDIA H200 on" in erg("report", run.path)[1]
+    assert "1 x NVIDIA H200 on" in erg("report", run.path, "--long")[1]
 
 
 def test_the_sentence_has_all_that_its_grams_rest_on(erg: Erg, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_card_shows_them_as_they_are(erg: Erg, run: Path) -> None:
     _, out, _ = erg("report", run)
-    assert "tags: baseline, h200 " in out
-    assert f": {SHOWN} " in out
+    assert re.search(r"tags +baseline, h200 ", out)
+    assert SHOWN in " ".join(out.replace("│", " ").split())
     assert "\x1b" not in out
     assert out.index("the first") < out.index("hot <img")
 
@@ -71,11 +72,11 @@ def test_broken_ones_cost_no_figure_and_are_told(erg: Erg, run: Path) -> None:
     (run / LABELS_FILE).write_text("{broken")
     code, out, _ = erg("report", run)
     assert code == 0
-    assert "5 tokens/s" in out
-    assert "tags and notes: can't be read: " in out
+    assert re.search(r"tokens/s +5 ", out)
+    assert re.search(r"tags and notes +can't be read: ", out)
     whole = json.loads(erg("report", run, "--json")[1])
     assert f"{LABELS_FILE}: not JSON" in whole["labels"]["missing"]
     assert whole["readings"]["throughput.tokens_per_s"]["value"] == 5.0
     (run / LABELS_FILE).unlink()
     (run / LABELS_FILE).mkdir()  # what the system refuses to read
-    assert "tags and notes: can't be read: " in erg("report", run)[1]
+    assert re.search(r"tags and notes +can't be read: ", erg("report", run)[1])

@@ -167,7 +167,7 @@ def test_a_single_line_has_no_legend_and_several_have(erg: Erg, run: Path, tmp_p
     charts = time_charts(evidence_of(Run.open(run)), ("power", "activity"))
     power, activity = (rendered("figure", chart) for chart in charts)
     assert "legend" not in power
-    assert '<ul class="legend"><li class="c1">multiprocessors</li><li class="c2">' in activity
+    assert '<ul class="legend"><li class="c1">SMs</li><li class="c2">' in activity
 
 
 def test_points_on_the_frame_of_a_file_are_whole(erg: Erg, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_no_line_of_the_card_is_wider_than_the_terminal(tmp_path: Path) -> None:
 def test_the_path_of_the_run_stands_whole_on_its_line_however_long(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 90) / "with space"
     lines = shown(run_of(path, steps=even_steps(3)))
-    assert lines[-1] == f"erg report '{path}' --all"
+    assert lines[-2] == f"erg explain '{path}'"
 
 
 def test_the_path_of_the_run_is_given_from_here(
@@ -78,7 +78,7 @@ def test_the_path_of_the_run_is_given_from_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = run_of(tmp_path / "runs" / "one", steps=even_steps(3))
-    assert shown(run)[-1] == "erg report runs/one --all"
+    assert shown(run)[-2].startswith("erg explain runs/one  ")
 
 
 def test_a_long_command_is_one_line_that_says_it_goes_on(tmp_path: Path) -> None:

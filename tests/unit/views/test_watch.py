@@ -157,7 +157,7 @@ def test_where_the_output_is_no_terminal_there_are_lines_and_then_the_card(
     lines = out.splitlines()
     assert "alert: throttled: GPU-0 is throttled by heat" in lines[0]
     assert any(" step 100 of 1,000 | 123,456 tokens/s | " in line for line in lines)
-    assert f"erg report {run} --all" in out
+    assert f"erg explain {run}" in out
 
 
 def test_each_alert_is_one_line_also_one_that_comes_late(run: Path) -> None:

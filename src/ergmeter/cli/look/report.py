@@ -75,8 +75,8 @@ def _show(
     from ergmeter.views.documents import report
     from ergmeter.views.run.card import document
 
+    is_long = is_long or forms.form != "text"
     if forms.page is None and forms.form != "json":
-        is_long = is_long or forms.form != "text"
         cards = summaries(run, settings, flops)
         forms.show(document(cards, is_long=is_long, show_all=show_all))
         return
@@ -94,7 +94,8 @@ def _show(
             )
         sections = page_sections(evidence, summary)
     data = report(run, summary, settings)
-    shown = document([(evidence, summary)], sections=sections, show_all=show_all, data=data)
+    cards = [(evidence, summary)]
+    shown = document(cards, sections=sections, is_long=is_long, show_all=show_all, data=data)
     if forms.form == "text":
         forms.write_page(shown, is_alone=True)
     else:

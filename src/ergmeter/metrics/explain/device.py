@@ -318,7 +318,7 @@ _BETWEEN = {
         "matmul ceiling",
         "what the best products lose too, as `erg calibrate` saw them on this device",
     ),
-    (HARDWARE, TENSOR): ("uncounted", "tensor-core work beyond the count", _UNCOUNTED),
+    (HARDWARE, TENSOR): ("uncounted", "uncounted tensor-core work", _UNCOUNTED),
 }
 _ONE_BLOCK = (
     KERNELS,

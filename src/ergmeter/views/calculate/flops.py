@@ -139,7 +139,9 @@ def mfu_document(work: Work, results: dict[str, Result]) -> Document:
     """Return the metrics of a step at a reported rate."""
     data = {"readings": {key: result(reading) for key, reading in results.items()}, **_data(work)}
     applicable = {
-        key: reading for key, reading in results.items() if not isinstance(reading, NotApplicable)
+        every_metric()[key].title: reading
+        for key, reading in results.items()
+        if not isinstance(reading, NotApplicable)
     }
     table = readings_table(applicable, _value)
     return Document(title_case(_step(work)), (_mfu(results), *_about(work), table), data)
@@ -149,7 +151,7 @@ def _mfu(results: dict[str, Result]) -> HeadlinePart:
     """Return the answer, of which peak and by which convention; or why there is none."""
     mfu = results["utilization.mfu_frac"]
     if isinstance(mfu, Missing):
-        return HeadlinePart("MFU", f"not known: {mfu.reason}", state="unsure")
+        return HeadlinePart("MFU", "not known", state="unsure")
     conventions = ", ".join(mfu.note.split("; ")[:2])
     about = f"of {peak_text(mfu.note)}; {conventions}"
     return HeadlinePart(f"MFU {significant(100 * mfu.value, 3)} %{mfu.mark}", about=about)
@@ -367,10 +369,9 @@ def _numbers(flops: PartFlops) -> dict[str, float]:
 
 def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) -> Table:
     """Return readings with their notes, then absent metrics; shared reasons are given once."""
-    titles = every_metric()
     rows: list[tuple[str, ...]] = [
         (
-            titles[key].title,
+            key,
             f"{value(reading)}{reading.mark}",
             reading.basis,
             "; ".join(part for part in (reading.impossible, reading.note) if part),
@@ -378,9 +379,7 @@ def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) 
         for key, reading in results.items()
         if isinstance(reading, Reading)
     ]
-    absent = grouped(
-        (r.reason, titles[key].title) for key, r in results.items() if isinstance(r, Missing)
-    )
+    absent = grouped((r.reason, key) for key, r in results.items() if isinstance(r, Missing))
     rows += [(", ".join(keys), "-", "", reason) for reason, keys in absent.items()]
     columns = (
         "metric",

@@ -32,7 +32,7 @@ def document(
         parts.append((long_card if is_long or show_all else short_card)(evidence, summary))
         parts += [_every_metric(summary)] if show_all else []
     return Document(
-        run.name, (*parts, _next_commands(run.path), *sections), data, _about(run, cards[0][1])
+        run.name, (*parts, next_commands(run.path), *sections), data, _about(run, cards[0][1])
     )
 
 
@@ -56,7 +56,7 @@ def _every_metric(summary: Summary) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _next_commands(path: Path) -> Section:
+def next_commands(path: Path) -> Section:
     """Return what to do next, on lines that are not wrapped, so that they can be copied."""
     here = Path.cwd()
     shown = path.relative_to(here) if path.is_relative_to(here) else path

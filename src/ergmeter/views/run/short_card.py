@@ -26,6 +26,7 @@ from ergmeter.views.run.long_card import (
     accelerators,
     expected_metrics,
     is_of_a_log,
+    label_lines,
     reader_notes,
     status_state,
 )
@@ -53,7 +54,8 @@ def short_card(evidence: Evidence, summary: Summary) -> Frame:
     """Return the card of a run or of one of its trainings."""
     run, checked = evidence.run, fitness(evidence)
     rows = list(_metric_rows(evidence, summary))
-    lines = [*_losses(evidence), *_absent(evidence, summary), *_notes(checked, summary)]
+    labels: list[_Line] = [("remark", *label) for label in label_lines(run)]
+    lines = [*_losses(evidence), *labels, *_absent(evidence, summary), *_notes(checked, summary)]
     left = _MOST_LINES - _OTHER_LINES - len(rows) - bool(rows)
     is_log = is_of_a_log(run, summary)
     verdict, state = _VERDICTS[checked.verdict]
