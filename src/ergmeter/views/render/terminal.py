@@ -209,8 +209,10 @@ def _print_table(table: Table, console: Console) -> None:
 
 def _pieces(table: Table, width: int) -> Iterator[Table]:
     """Yield a table in pieces that fit, each with the columns that name the rows."""
-    titles = list(range(table.row_titles))
-    widths = _widths(table) if titles else []
+    titles, widths = list(range(table.row_titles)), _widths(table)
+    if not titles or sum(widths) + len(widths) - 1 <= width:  # with a gap of one
+        yield table
+        return
     title_width = min(sum(widths[n] + _GAP for n in titles), width // 2)
     piece: list[int] = []
     for number in range(len(titles), len(widths)):
@@ -220,7 +222,7 @@ def _pieces(table: Table, width: int) -> Iterator[Table]:
             yield table.only(titles + piece)
             columns = [number]
         piece = columns
-    yield table.only(titles + piece) if titles else table
+    yield table.only(titles + piece)
 
 
 def grid(table: Table, width: int) -> rich_table.Table:
