@@ -154,11 +154,7 @@ def test_the_documented_launch_command_on_two_ranks(lab: Lab) -> None:
     """As the page has it, with the guide's arguments: 1 000 000 tokens are 15 iterations."""
     shutil.copytree(FOLDER, lab.path / "examples" / "megatron")
     (commands,) = re.findall(r"```bash\n(.*?)```", megatron_section(), re.DOTALL)
-    arguments = (
-        "dsw 7B 4 32 5e-5 5e-6 2048 2048 bf16 1 1 1 false false false false full false 500 "
-        "/path/to/dataset /path/to/valid none 1000000 50000 /path/to/output"
-    )
-    assert f"./run_mcore_qwen.sh {arguments}\n" in commands.replace("\\\n    ", "")
+    assert f"./run_mcore_qwen.sh {GUIDE}\n" in commands.replace("\\\n    ", "")
     here = {"/path/to/Megatron-LM": LOOP, "/path/to/output": lab.path / "output"}
     for documented, folder in here.items():
         commands = commands.replace(documented, str(folder))
@@ -189,6 +185,95 @@ def test_the_documented_launch_command_on_two_ranks(lab: Lab) -> None:
         _, printed, _ = erg("report", run, "--metric", f"AL ({name})", "--window", "unbroken")
         assert " s" in printed
         assert 0 < value(run, f"profile.{name}_s") <= value(run, "time.in_step_s")
+
+
+# The guide's line, and Pai-Megatron-Patch's names for its arguments.
+GUIDE = (
+    "dsw 7B 4 32 5e-5 5e-6 2048 2048 bf16 1 1 1 false false false false full false 500 "
+    "/path/to/dataset /path/to/valid none 1000000 50000 /path/to/output"
+)
+NAMES = (
+    *("ENV", "SIZE", "BATCH", "GLOBAL_BATCH", "LR", "MIN_LR", "SEQ_LEN", "PAD_LEN", "PR"),
+    *("TP", "PP", "CP", "SP", "DO", "FL", "SFT", "AC", "OPTIMIZER_OFFLOAD", "SAVE_INTERVAL"),
+    *("DATASET", "VALID_DATASET", "CHECKPOINT", "TOKENS", "WARMUP_TOKENS", "OUTPUT"),
+)
+
+
+def launched(lab: Lab, *, code: int = 0, **changes: str) -> list[str]:
+    """What torchrun gets from the guide's line with these changes, a word a line."""
+    torchrun = lab.path / "torchrun"
+    torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    torchrun.chmod(0o755)
+    words = dict(zip(NAMES, GUIDE.split(), strict=True)) | changes
+    path = f"{lab.path}:{os.environ['PATH']}"
+    variables = {"MEGATRON_PATH": "/megatron", "GPUS_PER_NODE": "8", "MASTER_PORT": "29500"}
+    done = lab.run(
+        FOLDER / "run_mcore_qwen.sh", *words.values(), env=environment(PATH=path, **variables)
+    )
+    assert done.returncode == code, done.stderr.decode()
+    return (done.stdout or done.stderr).decode().splitlines()
+
+
+def values_of(words: list[str], option: str) -> list[str]:
+    """The words after an option, up to the next; nothing where it is not there."""
+    if option not in words:
+        return []
+    after = words[words.index(option) + 1 :]
+    ends = [number for number, word in enumerate(after) if word.startswith("--")]
+    return after[: ends[0]] if ends else after
+
+
+def test_each_documented_argument_of_the_launch_reaches_megatron(lab: Lab) -> None:
+    words = launched(lab)
+    of_the_guide = {
+        "--nproc_per_node": "8", "--num-layers": "28", "--hidden-size": "3584",  # Qwen2.5 7B
+        "--micro-batch-size": "4", "--global-batch-size": "32", "--lr": "5e-5", "--min-lr": "5e-6",
+        "--seq-length": "2048", "--tensor-model-parallel-size": "1",
+        "--pipeline-model-parallel-size": "1", "--context-parallel-size": "1",
+        "--recompute-granularity": "full", "--save-interval": "500",
+        "--data-path": "/path/to/dataset", "--save": "/path/to/output/checkpoint",
+        "--tensorboard-dir": "/path/to/output/tensorboard",
+        # 1 000 000 and 50 000 tokens in steps of 32 x 2048.
+        "--train-iters": "15", "--lr-decay-iters": "15", "--lr-warmup-iters": "0",
+    }  # fmt: skip
+    assert {name: values_of(words, name)[:1] for name in of_the_guide} == {
+        name: [value] for name, value in of_the_guide.items()
+    }
+    assert values_of(words, "--nproc_per_node")[1:] == [
+        str(FOLDER / "pretrain.py"), "/megatron/pretrain_gpt.py",
+    ]  # fmt: skip
+    # Each that is false in the guide adds an option where it is true.
+    absent = {"SP": "--sequence-parallel", "DO": "--use-distributed-optimizer",
+              "FL": "--attention-backend"}  # fmt: skip
+    for name, option in absent.items():
+        assert option not in words
+        assert option in launched(lab, **{name: "true"})
+    assert "--bf16" in words
+    assert "--load" not in words  # the checkpoint is `none`
+    changed = launched(
+        lab, SIZE="0.5B", TP="2", PP="3", CP="4", AC="sel", PR="fp8", CHECKPOINT="/from",
+        TOKENS="6553600", WARMUP_TOKENS="655360",
+    )  # fmt: skip
+    found = {
+        name: values_of(changed, f"--{name}-model-parallel-size") for name in ("tensor", "pipeline")
+    }
+    assert found == {"tensor": ["2"], "pipeline": ["3"]}
+    assert values_of(changed, "--context-parallel-size") == ["4"]
+    assert values_of(changed, "--fp8-format") == ["hybrid"]
+    assert values_of(changed, "--load") == ["/from"]
+    assert values_of(changed, "--hidden-size") == ["896"]
+    for name, iterations in (("--train-iters", "100"), ("--lr-warmup-iters", "10")):
+        assert values_of(changed, name) == [iterations]
+    assert "--recompute-activations" in changed
+    assert "--untie-embeddings-and-output-weights" in words
+    assert "--untie-embeddings-and-output-weights" not in changed
+    # The two that are Pai-Megatron-Patch's alone, and what is no value of an argument.
+    for name, value in (
+        ("SFT", "true"), ("OPTIMIZER_OFFLOAD", "true"), ("SIZE", "8B"), ("PR", "int8"),
+        ("AC", "yes"), ("ENV", "aws"),
+    ):  # fmt: skip
+        (line,) = launched(lab, code=2, **{name: value})
+        assert line.startswith("run_mcore_qwen.sh: "), name
 
 
 def test_a_launch_that_cant_be_is_refused(lab: Lab) -> None:

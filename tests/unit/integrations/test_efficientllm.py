@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -143,6 +144,47 @@ def test_the_block_is_as_documented_and_absent_is_said_not_zero(
     if math.isnan(figures["amu_gb"]):  # a machine without a GPU
         assert lines[2] == "  AMU (GB): - (no accelerator)"
         assert "no accelerator" in collector.why_missing()["amu_gb"]
+
+
+# As the guide shows it.
+BLOCK = """[EfficientLLM Metrics] Iteration 100:
+  Loss: 3.245678
+  AMU (GB): 45.23
+  PCU (Ratio): 0.987
+  AL (Seconds): 0.1234
+  TT (Tokens/Param/Sec): 1.23e-06
+  ST (Samples/Param/Sec): 4.56e-09
+  AEC (Watts): 342.5
+"""
+
+
+def test_the_guides_block_is_printed_line_by_line() -> None:
+    """AEC has the two decimals that the original's module prints, as docs/from-efficientllm.md
+    has it; three lines follow."""
+    names = [name for name, _, _ in efficientllm.LINES]
+    values = [45.23, 0.987, 0.1234, 1.23e-06, 4.56e-09, 342.5, 34250.0, 0.1, 0.02]
+    block = efficientllm.block("Iteration 100", 3.245678, dict(zip(names, values, strict=True)))
+    documented = BLOCK.replace("342.5", "342.50")
+    assert block.startswith(documented)
+    assert [line.partition(":")[0] for line in block[len(documented) :].splitlines()] == [
+        "  Energy (J)", "  AL computation (Seconds)", "  AL communication (Seconds)",
+    ]  # fmt: skip
+    tags = [f"efficientllm/{name}" for name in names[:6]]
+    written = efficientllm.scalars(dict(zip(names, values, strict=True)))
+    assert written == dict(zip(tags, values[:6], strict=True))
+
+
+def test_the_calls_have_the_documented_arguments_and_defaults() -> None:
+    collector = inspect.signature(MetricsCollector).parameters
+    defaults = {name: collector[name].default for name in ("collection_interval", "history_size")}
+    assert list(collector)[:2] == list(defaults)
+    assert defaults == {"collection_interval": 1.0, "history_size": 1000}
+    assert list(inspect.signature(initialize_efficientllm_metrics).parameters) == [
+        "model_parameters", "collection_interval", "sequence_length", "batch_size",
+    ]  # fmt: skip
+    made = MetricsCollector(collection_interval=0.5, history_size=2)
+    assert (made.enabled, made.collection_interval) == (True, 0.5)
+    assert made.latency_history.maxlen == 2
 
 
 class Written:

@@ -361,7 +361,15 @@ def test_the_workflow_of_a_comparison(guide: Callable[..., Any], is_original: bo
 
 def test_a_0_on_the_command_line_is_as_not_given_to_the_original_alone(erg: Erg, job: Path) -> None:
     options = ("--throughput", "0", "--batch-size", "0", "--seq-len", "0", "--calculate-score")
-    words = (*shlex.split(WORKFLOW), *options, "--base-mfu", "0", "--base-throughput", "0", "--json")
+    words = (
+        *shlex.split(WORKFLOW),
+        *options,
+        "--base-mfu",
+        "0",
+        "--base-throughput",
+        "0",
+        "--json",
+    )
     code, out, _ = erg("analyze", *words, "--compat")
     assert code == 0
     found = json.loads(out)
