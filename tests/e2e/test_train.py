@@ -166,7 +166,8 @@ def check_energy(row: dict[str, str], watts: float) -> None:
     assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
     assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)
     assert float(row["avg_power_W"]) == pytest.approx(joules / window_s, rel=1e-9)
-    assert float(row["vram_peak_MB"]) == pytest.approx(3000)
+    assert float(row["peak_power_W"]) == pytest.approx(watts)
+    assert float(row["vram_peak_MB"]) == float(row["vram_avg_MB"]) == pytest.approx(3000)
     assert "no energy_J" not in row["notes"]
 
 
@@ -445,6 +446,7 @@ def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 OF_THE_GUIDE = {
+    "measure-torch": "./dev train --config configs/cpu/run_torch.yaml",  # ours, beside the guide's
     "process": "./dev process --config configs/cpu/run_bnb.yaml",
     "measure-bnb": "./dev train --config configs/cpu/run_bnb.yaml",
     "measure-unsloth": "./dev train-unsloth --config configs/cpu/run_unsloth.yaml",
@@ -472,6 +474,25 @@ def test_a_make_target_runs_what_the_page_says(target: str) -> None:
     if target != "process":
         config = more[0].partition("--config ")[2].partition(" ")[0]
         assert said == f'echo "no GPU here: training the small CPU variant {config}"'
+
+
+@needs_make
+@pytest.mark.parametrize("target", OF_THE_GUIDE)
+def test_a_make_target_on_a_machine_with_a_gpu_takes_the_guides_configuration(target: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", target, "GPU=yes", "OPTIONS=--repeats 3"], cwd=ROOT, capture_output=True,
+        text=True, check=True, env=environment(), timeout=TIMEOUT_S,
+    )  # fmt: skip
+    recipe = OF_THE_GUIDE[target].replace("configs/cpu/", "configs/")
+    said, *more = [line.strip() for line in done.stdout.splitlines()]
+    if target == "compare":
+        assert said == recipe
+    elif target == "process":
+        assert more == [recipe]
+    else:
+        assert more == [f"{recipe} --repeats 3"]
+        config = recipe.partition("--config ")[2].partition(" ")[0]
+        assert said == f'echo "GPU found: training with {config}"'
 
 
 @pytest.fixture
