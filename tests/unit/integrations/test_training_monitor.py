@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -164,6 +165,65 @@ def test_a_model_without_a_configuration_is_printed_as_counted_on_its_shapes(
     assert entry["mfu"] * entry["step_time"] * 1e12 == pytest.approx(6 * 8 * 32 * 100)
     expected = "(FLOPs counted on tensors without memory; no profiler was run)"
     assert expected in capsys.readouterr().out
+
+
+def test_the_calls_have_the_documented_arguments_and_defaults(model: Any) -> None:
+    made = inspect.signature(TrainingMonitor).parameters
+    assert list(made)[:4] == ["output_dir", "config", "log_file", "flops_profile_freq"]
+    assert (made["config"].default, made["log_file"].default) == (None, "training_log.json")
+    called = inspect.signature(TrainingMonitor.log_step).parameters
+    assert list(called)[1:8] == [
+        *("step", "epoch", "loss", "grad_norm", "learning_rate", "attention_mask", "skip_wandb"),
+    ]
+    assert (called["attention_mask"].default, called["skip_wandb"].default) == (None, False)
+    function = inspect.signature(calculate_mfu_with_profiler).parameters
+    assert list(function)[:4] == ["model", "batch_size", "seq_length", "step_time"]
+    assert TrainingMonitor("elsewhere").flops_profile_freq == 500
+    # By position, with a log of another name; and by name.
+    monitor = TrainingMonitor("out", None, "mine.json", 2)
+    monitor.set_model_ref(model)
+    assert (monitor.flops_profile_freq, monitor.log_file) == (2, str(Path("out") / "mine.json"))
+    monitor.log_step(
+        step=3, epoch=1, loss=2.0, grad_norm=1.0, learning_rate=1e-4, attention_mask=mask(8),
+        skip_wandb=True,
+    )  # fmt: skip
+    monitor.finish_training()
+    (entry,) = logged(monitor)["step_logs"]
+    assert (entry["step"], entry["epoch"], entry["learning_rate"]) == (3, 1, 1e-4)
+    written = {path.name for path in Path("out").iterdir()}
+    assert written == {"mine.json", "mine.steps.jsonl"}
+
+
+def test_the_newest_step_and_means_of_the_last_ones(monitor: TrainingMonitor) -> None:
+    assert (monitor.get_latest_metrics(), monitor.get_avg_metrics(2)) == (None, {})
+    monitor.start_training()
+    for step in range(4):
+        time.sleep(0.001)
+        monitor.log_step(step, 0, 4.0 - step, float(step), 1e-4, mask(8) if step else None)
+    entries = monitor.step_logs
+    assert monitor.get_latest_metrics() == entries[-1]
+    assert monitor.get_avg_metrics(2) == {
+        "avg_loss": 1.5, "avg_grad_norm": 2.5, "num_steps": 2,
+        "avg_step_time": pytest.approx((entries[2]["step_time"] + entries[3]["step_time"]) / 2),
+        "avg_mfu": pytest.approx((entries[2]["mfu"] + entries[3]["mfu"]) / 2),
+    }  # fmt: skip
+    # A step whose MFU is not known lowers no mean.
+    assert monitor.get_avg_metrics()["num_steps"] == 4
+    known = [entry["mfu"] for entry in entries[1:]]
+    assert monitor.get_avg_metrics()["avg_mfu"] == pytest.approx(sum(known) / 3)
+
+
+def test_an_mfu_above_1_is_marked_and_not_cut_off(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=1e9)
+    monitor.start_training()
+    assert by_hand([512] * 64) > 20 * 1e9  # above 1 even on a machine that takes 20 s for the call
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(*[512] * 64))
+    monitor.finish_training()
+    mfu = monitor.step_logs[0]["mfu"]
+    assert mfu > 1
+    assert f"MFU = {mfu:.4f} (impossible: above 1) (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("freq", "times"), [(1, 1000), (10, 100), (50, 20), (100, 10), (500, 2)])
@@ -559,6 +619,41 @@ def test_rows_come_as_often_as_the_configuration_says_and_not_for_skipped_steps(
     assert by_group == {"training/": [2, 6, 8, 10, 12], "perf/": [3, 6, 12]}
     assert set(rows.rows) == {2, 3, 6, 8, 10, 12, None}
     assert set(rows.rows[None]) == {"training/total_time"}
+
+
+def test_the_keys_of_wandb_and_any_values_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    asked: dict[str, Any] = {}
+
+    class Opened(Rows):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            asked.update(options)
+            self.axes: dict[str, str | None] = {}
+
+        def define_metric(self, name: str, *, step_metric: str | None = None) -> None:
+            self.axes[name] = step_metric
+
+    monkeypatch.setattr(wandb, "init", Opened)
+    monkeypatch.setattr(wandb, "run", None)
+    keys = {"project": "p", "run_name": "r", "tags": ["a", "b"], "notes": "n"}
+    config = {"wandb": {"enabled": True, **keys}, "train_batch_size": 2}
+    monitor = TrainingMonitor("out", config)
+    assert asked == {
+        "project": "p", "name": "r", "tags": ["a", "b"], "notes": "n", "config": config,
+        "resume": "allow",
+    }  # fmt: skip
+    rows: Any = monitor._rows._run
+    assert rows.axes == {"step": None, **dict.fromkeys(("training/*", "perf/*", "eval/*"), "step")}
+    monitor.log_metrics({"eval/f1": 0.5, "mine": 2}, 7)
+    monitor.log_evaluation(8, 1.5, 0.25, {"f1": 0.75})
+    monitor.log_epoch(0, 2.5, 12.5, current_step=8)
+    monitor.finish_training()
+    assert rows.rows[7] == {"eval/f1": 0.5, "mine": 2, "step": 7}
+    evaluated = {"eval/overall_loss": 1.5, "eval/overall_accuracy": 0.25, "eval/f1": 0.75}
+    epoch = {"epoch_avg_loss": 2.5, "epoch_number": 0, "epoch_time": 12.5}
+    ended = {f"training/{name}": value for name, value in epoch.items()}
+    assert rows.rows[8] == {**evaluated, **ended, "step": 8}
 
 
 class OnItsWay:
