@@ -199,7 +199,7 @@ NAMES = (
 )
 
 
-def launched(lab: Lab, *, code: int = 0, **changes: str) -> list[str]:
+def launched(lab: Lab, code: int = 0, /, **changes: str) -> list[str]:
     """What torchrun gets from the guide's line with these changes, a word a line."""
     torchrun = lab.path / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -272,7 +272,7 @@ def test_each_documented_argument_of_the_launch_reaches_megatron(lab: Lab) -> No
         ("SFT", "true"), ("OPTIMIZER_OFFLOAD", "true"), ("SIZE", "8B"), ("PR", "int8"),
         ("AC", "yes"), ("ENV", "aws"),
     ):  # fmt: skip
-        (line,) = launched(lab, code=2, **{name: value})
+        (line,) = launched(lab, 2, **{name: value})
         assert line.startswith("run_mcore_qwen.sh: "), name
 
 

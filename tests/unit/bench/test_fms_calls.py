@@ -194,6 +194,7 @@ def test_the_flags_do_what_fms_says(script: Any, clone: Path, tmp_path: Path) ->
     assert {name: arguments[f"--{name}"] for name in expected} == expected
     tracked = script.planned(script.parser().parse_args([*words, "--log_memory_hf"])).cells[0]
     assert dict(itertools.pairwise(tracked.command))["--skip_memory_metrics"] == "False"
+    assert len(script.planned(script.parser().parse_args([*words, "--repeats", "3"])).cells) == 36
     name = "accelerated-peft-autogptq-sample-configuration.yaml"
     file = clone.parents[2] / "sample-configurations" / name
     assert Path(first.environment["ACCELERATION_FRAMEWORK_CONFIG_FILE"]).resolve() == file

@@ -182,6 +182,15 @@ def test_the_calls_have_the_documented_arguments_and_defaults() -> None:
     assert list(inspect.signature(initialize_efficientllm_metrics).parameters) == [
         "model_parameters", "collection_interval", "sequence_length", "batch_size",
     ]  # fmt: skip
+    # What the page says of the module's other calls.
+    assert set(get_metrics_collector().get_all_metrics()) == {
+        *("amu_gb", "pcu_ratio", "al_seconds", "tt_tokens_per_param_per_sec"),
+        *("st_samples_per_param_per_sec", "aec_watts", "it_tokens_per_sec", "energy_joules"),
+        *("al_computation_seconds", "al_communication_seconds"),
+    }
+    assert [name for name in dir(MetricsCollector) if name.startswith(("calculate_", "set_"))] == [
+        "calculate_it"
+    ]
     made = MetricsCollector(collection_interval=0.5, history_size=2)
     assert (made.enabled, made.collection_interval) == (True, 0.5)
     assert made.latency_history.maxlen == 2

@@ -267,8 +267,8 @@ def ran(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     said = capfd.readouterr()
-    lines = ([line.strip() for line in output.splitlines()] for output in (said.out, said.err))
-    return int(ended.value.code or 0), *lines
+    out, err = ([line.strip() for line in text.splitlines()] for text in (said.out, said.err))
+    return int(ended.value.code or 0), out, err
 
 
 def test_the_guides_batch_of_configurations_and_its_analysis(
