@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,11 +141,12 @@ def versions() -> dict[str, str | None]:
 
 def commit() -> str | None:
     """The commit of the working directory, with a + where files differ; None outside of git."""
+    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        return f"{head}{'+' if _git('status', '--porcelain', '-uno') else ''}"
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_GIT_S)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()
 
 
 def data_sha256(rows: Iterable[dict[str, Any]]) -> str:
@@ -156,14 +156,6 @@ def data_sha256(rows: Iterable[dict[str, Any]]) -> str:
         for name in ("input_ids", "labels"):
             digest.update(np.asarray(row[name], dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _git(*words: str) -> str:
-    command = ["git", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=_GIT_S, cwd=Path.cwd()
-    )
-    return done.stdout.strip()
 
 
 def _version(name: str) -> str | None:
