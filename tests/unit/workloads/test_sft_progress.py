@@ -200,31 +200,6 @@ def test_no_weights_are_saved_once_the_process_ends(
         process.may_end.set()
 
 
-def test_what_fails_at_the_end_is_printed(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes: list[int] = []
-    ended = threading.Event()
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(os, "_exit", leave)
-
-    def end_now(may_save: bool) -> int:
-        raise OSError("no space left")
-
-    watch = TrainingWatch(grace_s=0.0)
-    with signals.handled(watch.on_signal), watch.watches(end_now):
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert ended.wait(LONG_S)
-    assert codes[0] == 1
-    assert "[train] the training could not be ended properly: OSError: no space left" in (
-        capsys.readouterr().err
-    )
-
-
 def test_a_series_that_took_long_leaves_a_first_step_its_warm_up(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

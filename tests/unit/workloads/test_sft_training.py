@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -308,6 +309,18 @@ def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(
 
 
 # -- ends -----------------------------------------------------------------------------------------
+
+
+def test_an_error_while_a_step_is_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """From a thread, whose process ends."""
+
+    def full_disk(*_given: object, **_named: object) -> None:
+        raise OSError("no space left")
+
+    fit: Any = SimpleNamespace(_ended=full_disk, _finish=None)
+    assert training._Fit._end_now(fit, True) == 1
+    message = "[train] the training could not be ended properly: OSError: no space left\n"
+    assert capsys.readouterr().err == message
 
 
 def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(

@@ -128,8 +128,6 @@ class TrainingWatch(TrainerCallback):
         code = 1
         try:
             code = end_now(may_save)
-        except Exception as error:  # noqa: BLE001  no other thread prints it
-            note(f"the training could not be ended properly: {type(error).__name__}: {error}")
         finally:
             os._exit(code)
 

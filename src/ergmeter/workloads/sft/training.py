@@ -28,7 +28,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import facts, ledger, memory_need, tiny_model, trainers
 from ergmeter.workloads.sft.config_file import SftConfig
 from ergmeter.workloads.sft.prepared_data import Prepared, prepare_data
-from ergmeter.workloads.sft.progress import TrainingWatch
+from ergmeter.workloads.sft.progress import TrainingWatch, note
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
 # lists, where there is an NVIDIA GPU. Without a sensor the training runs and its energy cells stay
@@ -110,8 +110,8 @@ def run(
             tokenizer = loaded.tokenizer if loaded else part("AutoTokenizer")
             start = getattr(part("AutoConfig"), "decoder_start_token_id", None)
             data = prepare_data(config, tokenizer, decoder_start=start)
-            for note in data.notes if _rank() == 0 else ():
-                say(f"[train] {note}")
+            for line in data.notes if _rank() == 0 else ():
+                say(f"[train] {line}")
             memory_need.check(config, watch, str(path), free, data)
         if not watch.reason:
             loaded = loaded or trainers.load_model(config, path)
@@ -199,7 +199,11 @@ class _Fit:
 
     def _end_now(self, may_save: bool) -> int:
         """Ends the training within a step, from another thread; returns the exit code."""
-        return self._finish(self._ended("", is_cut=True, may_save=may_save))
+        try:
+            return self._finish(self._ended("", is_cut=True, may_save=may_save))
+        except Exception as error:  # noqa: BLE001  no other thread prints it
+            note(f"the training could not be ended properly: {type(error).__name__}: {error}")
+            return 1
 
     def _ended(
         self, problem: str, *, is_cut: bool = False, may_save: bool = True
