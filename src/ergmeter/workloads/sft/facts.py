@@ -96,16 +96,10 @@ def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
     own: Any = getattr(optimizer, "args", None)  # where bitsandbytes keeps what makes it different
     if getattr(own, "optim_bits", 32) != 32:
         parts.append(f"{own.optim_bits}bit")
-    if getattr(optimizer, "is_paged", False) and _is_on_gpu(optimizer):
-        parts.append("paged")
+    trained = (p for group in optimizer.param_groups for p in group["params"])
+    if getattr(optimizer, "is_paged", False) and any(parameter.is_cuda for parameter in trained):
+        parts.append("paged")  # elsewhere than on a GPU bitsandbytes pages nothing
     return " ".join(parts)
-
-
-def _is_on_gpu(optimizer: Any) -> bool:  # noqa: ANN401
-    """True if parameters are on a GPU; elsewhere bitsandbytes pages nothing."""
-    return any(
-        parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"]
-    )
 
 
 def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
