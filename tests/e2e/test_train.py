@@ -269,6 +269,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sl
         # Longer than the test, within one call of torch: no handler of Python's runs.
         made("in C", "torch", 2, 8000, 300, options=("--grace", 1), signals=once),
         made("twice", "sleep", 0, 3600, 300, options=("--grace", 3600), signals=twice),
+        made("optimizer", "optimizer", 2, 3600, 300, options=("--grace", 0), signals=once),
         made("first step", "sleep", 0, 3600, 0.5, train=ENDLESS),
         made("three steps", "never", 0, 0, 300, options=("--in-series", 4, 60), train=ENDLESS),
         made(
@@ -320,6 +321,21 @@ def test_a_second_signal_ends_the_step_at_once(trainings: dict[str, SlowTraining
     assert Run.open(ended.path / "run").status == "stopped (SIGINT)"
 
 
+def test_a_step_that_is_ended_within_the_optimizer_leaves_its_row(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    """And no weights, which were changing."""
+    ended = trainings["optimizer"]
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert "[train] ending this step" in ended.err
+    assert "[train] stopped (its weights were in use); nothing is saved" in ended.out
+    assert not (ended.path / "over").exists()
+    assert not (ended.path / ADAPTER).exists()
+    assert (ended.row["status"], ended.row["steps"]) == ("stopped", "2")
+    assert "its weights were in use" in ended.row["notes"]
+    assert ended.is_kept()
+
+
 def test_a_first_step_that_leaves_no_time_for_the_others_is_ended(
     trainings: dict[str, SlowTraining],
 ) -> None:
@@ -331,7 +347,7 @@ def test_a_first_step_that_leaves_no_time_for_the_others_is_ended(
     assert ended.row["status"] == "stopped"
     assert TOO_LONG in ended.row["notes"]
     assert ended.is_kept()
-    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+    assert Run.open(ended.path / "run").status == f"stopped ({TOO_LONG[:-2]})"
 
 
 def test_a_training_that_would_take_too_long_ends_after_three_steps(
@@ -346,7 +362,7 @@ def test_a_training_that_would_take_too_long_ends_after_three_steps(
     assert (ended.path / ADAPTER).exists()
     assert (ended.row["status"], ended.row["steps"]) == ("stopped", "3")
     assert ended.is_kept()
-    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+    assert Run.open(ended.path / "run").status == f"stopped ({TOO_LONG[:-2]})"
 
 
 def test_anyway_goes_on_and_one_signal_to_all_processes_is_one(
@@ -538,6 +554,7 @@ def test_the_page_does_what_it_says(clone: Lab) -> None:
             continue
         done = clone.run("bash", "-euc", block)
         assert done.returncode == 0, done.stderr.decode()
+        assert b"kernels" not in done.stderr  # bitsandbytes', of the Hub
         printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
         results.append(printed)
     _, formulas, _, wishes = results

@@ -8,11 +8,13 @@ import json
 import pkgutil
 import re
 import runpy
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.metadata import requires
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -419,6 +421,18 @@ def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(
 # -- ends -----------------------------------------------------------------------------------------
 
 
+def test_an_error_while_a_step_is_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """From a thread, whose process ends."""
+
+    def full_disk(*_given: object, **_named: object) -> None:
+        raise OSError("no space left")
+
+    fit: Any = SimpleNamespace(_ended=full_disk, _finish=None)
+    assert training._Fit._end_now(fit, True) == 1
+    message = "[train] the training could not be ended properly: OSError: no space left\n"
+    assert capsys.readouterr().err == message
+
+
 def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
     configuration: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,9 +602,49 @@ def test_resume_goes_on_from_the_checkpoint(configuration: Write) -> None:
     assert list(index[index == index]) == [2, 3, 4]  # other phases have none
 
 
-def test_resume_without_a_checkpoint_is_refused(configuration: Write) -> None:
-    with pytest.raises(UsageError, match=r"train\.resume: no checkpoint in"):
-        training.run(load(configuration({"train": {"resume": True}})))
+def test_resume_without_a_complete_checkpoint_is_refused(configuration: Write) -> None:
+    Path("outputs/adapter/checkpoint-2").mkdir(parents=True)  # cut while it was written
+    config = load(configuration({"train": {"resume": True}}))
+    with pytest.raises(UsageError, match=r"outputs/adapter: no complete checkpoint; train\.save_s"):
+        training.run(config)
+
+
+def test_resume_passes_over_a_checkpoint_that_was_cut(configuration: Write) -> None:
+    saving = {"train": {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}}
+    assert training.run(load(configuration(saving))).status == "finished"
+    Path("outputs/adapter/checkpoint-4/trainer_state.json").unlink()
+    again = {"train": {**saving["train"], "save_strategy": "no", "resume": True}}
+    outcome = training.run(load(configuration(again)))
+    assert outcome.status == "finished", outcome.problem
+    assert outcome.run is not None
+    index = Run.open(outcome.run).steps()["index"]
+    assert list(index[index == index]) == [2, 3]
+
+
+@pytest.mark.parametrize("steps", [{"max_steps": 3}, {"max_steps": 2}, {"epochs": 1}])
+def test_resume_with_no_step_left_is_refused(configuration: Write, steps: dict[str, int]) -> None:
+    saving = {"train": {"save_strategy": "steps", "save_steps": 3, "max_steps": 3}}
+    assert training.run(load(configuration(saving))).status == "finished"
+    config = load(configuration({"train": {**steps, "resume": True}}))
+    with pytest.raises(UsageError, match=r"step 3 of [23] is done; give a larger train\.max_steps"):
+        training.run(config)
+    assert len(rows()) == 1
+
+
+def test_a_signal_while_the_row_is_written_is_in_the_outcome(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A series would go on, if its training took no notice."""
+    row = ledger.row
+
+    def interrupted(*given: Any) -> dict[str, object]:
+        signal.raise_signal(signal.SIGTERM)
+        return row(*given)
+
+    monkeypatch.setattr(ledger, "row", interrupted)
+    outcome = training.run(load(configuration({"train": {"max_steps": 1}})))
+    assert (outcome.status, outcome.signal) == ("finished", signal.SIGTERM)
+    assert rows()[0]["status"] == "finished"
 
 
 def test_early_stopping_stops(configuration: Write) -> None:
