@@ -95,15 +95,17 @@ def numpy_per_s(side: int) -> float:
 
 
 def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two libraries, interleaved on one machine; which is the faster one is not ours to say."""
+    """Two libraries, interleaved on one machine; which is the faster one is not ours to say. The
+    best of each: other programs take a core from one of them for a while."""
     monkeypatch.setattr(calibration_trials, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
-    ratios = []
+    ours, theirs = [], []
     for _ in range(4):
         rate, swept = calibration_trials.achievable("fp32", CPU, BRIEF)
         side = int(rate.of.split("x")[0])
         assert rate.of in swept
-        ratios.append(rate.value / numpy_per_s(side))
-    assert 0.2 < statistics.median(ratios) < 5
+        ours.append(rate.value)
+        theirs.append(numpy_per_s(side))
+    assert 0.2 < max(ours) / max(theirs) < 5
 
 
 def test_copies_are_as_fast_as_numpys_beside_them() -> None:
