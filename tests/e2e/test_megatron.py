@@ -102,7 +102,7 @@ def test_two_lines_measure_megatrons_loop(tmp_path: Path) -> None:
     # The loop does what it does without them, to the last bit.
     assert [step["loss"] for step in steps] == [step["loss"] for step in bare]
     assert "EfficientLLM" not in without.stdout
-    assert f"initialized for model with {PARAMETERS} parameters\n" in done.stdout
+    assert f"initialized for model with {PARAMETERS:,} parameters\n" in done.stdout
     (run,) = (folders[0] / "runs").iterdir()
     assert done.stdout.endswith(f"[EfficientLLM] erg report runs/{run.name}\n")
     check_steps(run, steps)
@@ -206,7 +206,7 @@ def launched(lab: Lab, code: int = 0, /, **changes: str) -> list[str]:
     torchrun.chmod(0o755)
     words = dict(zip(NAMES, GUIDE.split(), strict=True)) | changes
     path = f"{lab.path}:{os.environ['PATH']}"
-    variables = {"MEGATRON_PATH": "/megatron", "GPUS_PER_NODE": "8", "MASTER_PORT": "29500"}
+    variables = {"MEGATRON_PATH": str(LOOP), "GPUS_PER_NODE": "8", "MASTER_PORT": "29500"}
     done = lab.run(
         FOLDER / "run_mcore_qwen.sh", *words.values(), env=environment(PATH=path, **variables)
     )
@@ -240,7 +240,7 @@ def test_each_documented_argument_of_the_launch_reaches_megatron(lab: Lab) -> No
         name: [value] for name, value in of_the_guide.items()
     }
     assert values_of(words, "--nproc_per_node")[1:] == [
-        str(FOLDER / "pretrain.py"), "/megatron/pretrain_gpt.py",
+        str(FOLDER / "pretrain.py"), str(LOOP / "pretrain_gpt.py"),
     ]  # fmt: skip
     # Each that is false in the guide adds an option where it is true.
     absent = {"SP": "--sequence-parallel", "DO": "--use-distributed-optimizer",
@@ -286,6 +286,34 @@ def test_a_launch_that_cant_be_is_refused(lab: Lab) -> None:
     assert done.stderr == b"run_mcore_qwen.sh: set MEGATRON_PATH to the folder of Megatron-LM\n"
 
 
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {"MEGATRON_PATH": "/nowhere"},
+            "no Megatron-LM at MEGATRON_PATH=/nowhere: no folder megatron/training there",
+        ),
+        ({"PRETRAIN": "/nowhere.py"}, "no program at /nowhere.py: set PRETRAIN"),
+        ({"PATH": "/usr/bin:/bin"}, "no torch here: torchrun is not on PATH"),
+        (quick("torch"), "no torch here: python can't import it"),
+        (
+            {**quick(), "CUDA_VISIBLE_DEVICES": ""},
+            "no GPU here: set GPUS_PER_NODE to start that many ranks anyway",
+        ),
+        ({"GPUS_PER_NODE": "two"}, "GPUS_PER_NODE is two: must be 1 or more"),
+    ],
+    ids=["no Megatron-LM", "no program", "no torchrun", "no torch", "no GPU", "no number"],
+)
+def test_what_is_not_here_is_one_line_and_torchrun_does_not_start(
+    variables: dict[str, str], line: str, lab: Lab
+) -> None:
+    path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
+    given = {"MEGATRON_PATH": str(LOOP), "GPUS_PER_NODE": "", "PATH": path, **variables}
+    done = lab.run(FOLDER / "run_mcore_qwen.sh", *GUIDE.split(), env=environment(**given))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == f"run_mcore_qwen.sh: {line}\n"
+
+
 @contextmanager
 def unloaded() -> Iterator[None]:
     """`megatron_patch` is found anew, and forgotten afterwards."""
@@ -301,6 +329,15 @@ def measure_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     monkeypatch.syspath_prepend(str(FOLDER))
     with unloaded():
         yield importlib.import_module("megatron_patch.efficientllm_metrics").measure_megatron
+
+
+def test_without_megatron_the_two_lines_end_with_one(measure_megatron: Any) -> None:
+    with pytest.raises(SystemExit) as ended:  # which prints the line, with exit code 1
+        measure_megatron()
+    assert ended.value.code == (
+        "measure_megatron: Megatron-LM can't be imported: No module named 'megatron'; install it,"
+        " or put its folder on PYTHONPATH"
+    )
 
 
 class Loop2023:
@@ -378,7 +415,7 @@ def test_a_model_that_is_cut_needs_its_size_to_be_given(
     measure_megatron(loop, model_parameters=7_615_616_512)
     loop.train(None, [torch.nn.Linear(10, 10)])
     out = capsys.readouterr().out
-    assert "for model with 7615616512 parameters" in out
+    assert "for model with 7,615,616,512 parameters" in out
     assert float(blocks_of(out)[10]["TT (Tokens/Param/Sec)"]) > 0
 
 
