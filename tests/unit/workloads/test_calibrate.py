@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -112,16 +111,14 @@ def test_copies_are_as_fast_as_numpys_beside_them() -> None:
     size = 64 << 20
     memory = calibration_trials.MemoryStreams(CPU, 2 * size)
     a, b = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
-    ratios = []
+    ours, theirs = [], []
     for _ in range(4):
-        rate = memory.bandwidth("copy", BRIEF)
-        spans = []
+        ours.append(memory.bandwidth("copy", BRIEF).value)
         for _ in range(4):
             began_s = time.perf_counter()
             np.copyto(b, a)
-            spans.append(time.perf_counter() - began_s)
-        ratios.append(rate.value / (2 * size / statistics.median(spans)))
-    assert 0.2 < statistics.median(ratios) < 5
+            theirs.append(2 * size / (time.perf_counter() - began_s))
+    assert 0.2 < max(ours) / max(theirs) < 5
 
 
 # -- what is multiplied and moved ------------------------------------------------------------------
