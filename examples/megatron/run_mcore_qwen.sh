@@ -17,6 +17,11 @@ shift 9 # the padded length is for fine-tuning
 TP=$1 PP=$2 CP=$3 SP=$4 DO=$5 FLASH=$6 SFT=$7 AC=$8 OFFLOAD=$9
 shift 9
 SAVE_INTERVAL=$1 DATA=$2 CHECKPOINT=$4 TOKENS=$5 WARMUP_TOKENS=$6 OUTPUT=$7
+PROGRAM=${PRETRAIN:-$MEGATRON_PATH/pretrain_gpt.py}
+[ -d "$MEGATRON_PATH/megatron/training" ] || \
+    fail "no Megatron-LM at MEGATRON_PATH=$MEGATRON_PATH: no folder megatron/training there"
+[ -f "$PROGRAM" ] || fail "no program at $PROGRAM: set PRETRAIN"
+command -v torchrun >/dev/null || fail "no torch here: torchrun is not on PATH"
 [ "$SFT" = false ] && [ "$OFFLOAD" = false ] || fail "fine-tuning and offload are Pai-Megatron-Patch's"
 
 # The folder with megatron_patch first: Pai-Megatron-Patch's own modules are still found.
@@ -27,11 +32,15 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 
 case $ENV in
 dsw) RANKS="--nnodes 1 --master_addr localhost --master_port ${MASTER_PORT:-$(shuf -n 1 -i 10000-65535)}"
-    GPUS_PER_NODE=${GPUS_PER_NODE:-$(python -c "import torch; print(torch.cuda.device_count())")} ;;
+    [ -n "${GPUS_PER_NODE:-}" ] ||
+        GPUS_PER_NODE=$(python -c "import torch; print(torch.cuda.device_count())" 2>/dev/null) ||
+        fail "no torch here: python can't import it" ;;
 dlc) RANKS="--nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
     GPUS_PER_NODE=${GPUS_PER_NODE:-$KUBERNETES_CONTAINER_RESOURCE_GPU} ;;
 *) fail "environment $ENV: dsw or dlc" ;;
 esac
+[ "$GPUS_PER_NODE" != 0 ] || fail "no GPU here: set GPUS_PER_NODE to start that many ranks anyway"
+[[ $GPUS_PER_NODE =~ ^[1-9][0-9]*$ ]] || fail "GPUS_PER_NODE is $GPUS_PER_NODE: must be 1 or more"
 
 TIED=
 case $SIZE in # layers, width, heads, width of the MLP, groups of keys and values, epsilon
@@ -66,7 +75,7 @@ esac
 iterations() { echo $(($1 / GLOBAL_BATCH / SEQ_LEN)); }
 # shellcheck disable=SC2086
 exec torchrun $RANKS --nproc_per_node "$GPUS_PER_NODE" \
-    "$FOLDER/pretrain.py" "${PRETRAIN:-$MEGATRON_PATH/pretrain_gpt.py}" \
+    "$FOLDER/pretrain.py" "$PROGRAM" \
     --num-layers "${DIMENSIONS[0]}" --hidden-size "${DIMENSIONS[1]}" \
     --num-attention-heads "${DIMENSIONS[2]}" --ffn-hidden-size "${DIMENSIONS[3]}" \
     --group-query-attention --num-query-groups "${DIMENSIONS[4]}" \

@@ -621,6 +621,55 @@ def test_the_script_calls_itself_by_its_own_name(lab: Lab, way: tuple[object, ..
         assert "erg" not in done.stderr.decode()
 
 
+# The guide's example as it stands there, the installation of the Neuron SDK and all.
+GUIDE = r"""
+source /opt/aws_neuronx_venv_pytorch_2_6/bin/activate
+
+# Get report over all training jobs in neuron_cache directory
+python /home/ubuntu/nki-llama/src/fine-tune/scripts/calculate_training_metrics.py \
+      --config /home/ubuntu/nki-llama/src/fine-tune/neuronx-distributed-training/examples/conf/hf_llama3_8B_SFT_config.yaml \
+      --model-config /home/ubuntu/nki-llama/src/fine-tune/configs/model-config/8B_config_llama3-1/config.json \
+      --log-file /home/ubuntu/nki-llama/logs/nki-llama_20250610_014432.log \
+      --compile-dir /home/ubuntu/neuron_cache \
+      --throughput 2.1 \
+      --hw-backend trn1 \
+      --calculate-score \
+      --per-file-scores \
+      --detailed \
+      --print-per-file \
+      --output benchmark_finetuning.json
+"""  # noqa: E501
+
+
+def test_the_guide_s_example_is_pasted_into_a_shell(example: Lab) -> None:
+    """With /home and /opt below the lab; of the rest of the guide's lines the arguments are in
+    tests/unit/neuron/test_guide.py."""
+    home = example.path / "home" / "ubuntu"
+    fine_tune = home / "nki-llama" / "src" / "fine-tune"
+    sdk = example.path / "opt" / "aws_neuronx_venv_pytorch_2_6" / "bin"
+    for path, source in {
+        fine_tune / "scripts" / GUIDE_PATH.name: GUIDE_PATH,
+        fine_tune / "neuronx-distributed-training/examples/conf/hf_llama3_8B_SFT_config.yaml": YAML,
+        fine_tune / "configs/model-config/8B_config_llama3-1/config.json": MODEL,
+        home / "nki-llama/logs/nki-llama_20250610_014432.log": example.path / "train.log",
+        home / "neuron_cache": example.path / "cache",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(source)
+    sdk.mkdir(parents=True)
+    (sdk / "activate").write_text(f"PATH={Path(PYTHON).parent}:$PATH\n")
+    commands = GUIDE.replace("/home", f"{example.path}/home").replace("/opt", f"{example.path}/opt")
+    done = example.run("bash", "-ec", commands)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(b"\nMetrics saved to: benchmark_finetuning.json\n")
+    found = written(example, "benchmark_finetuning.json")
+    assert found["mfu_percent"] == pytest.approx(13.652, abs=5e-4)
+    assert found["nki_analysis"]["summary"]["total_files"] == 3
+    score = found["mfu_percent"] / 50 * 2.1 / 100 * (1 + 1000 / 1306)
+    assert found["training_score"] == pytest.approx(score)
+    assert not (example.path / "training_metrics.json").exists()
+
+
 def test_compat_says_where_it_looked_for_graphs(lab: Lab) -> None:
     options = ("--compat", "--throughput", "2", "--compile-dir", "nowhere", "--output", "a.json")
     out, _ = analyze(lab, WAYS[0], *options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,16 @@ def test_tox_takes_the_arguments_of_the_script(lab: Lab) -> None:
     scenario = {"name": "mine", "arguments": {"model_name_or_path": ["builtin:tiny"], **LORA}}
     (lab.path / "mine.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
     command = "/opt/fms/bin/python -m tuning.sft_trainer {arguments}"
-    own = tox(lab, "2", "out", "mine.yaml", "mine", "--command", command)
+    own = tox(
+        lab, "2", "out", "mine.yaml", "mine", "--command", command,
+        NO_DATA_PROCESSING="true", MEMORY_LOGGING="nvidia",
+    )  # fmt: skip
+    # The variables reach the script: no data of ours, and not the Trainer's tracker.
+    assert own.count("/data/cache_all.json ") == own.count("--skip_memory_metrics True") == 2
+    settings = ConfigParser()
+    settings.read(ROOT / "tox.ini")
+    passed = settings["testenv:run-benches"]["pass_env"].split()
+    assert {"DRY_RUN", "NO_DATA_PROCESSING", "NO_OVERWRITE", "MEMORY_LOGGING"} <= set(passed)
     assert own.count("/opt/fms/bin/python -m accelerate.commands.launch --num_processes=2") == 2
     assert own.count("-- /opt/fms/bin/python -m tuning.sft_trainer --model_name_or_path") == 2
     assert (ROOT / "setup_requirements.txt").read_text() == "tox>=4\n"

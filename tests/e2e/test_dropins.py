@@ -193,6 +193,34 @@ def test_the_config_file_sets_the_variables() -> None:
     }
 
 
+INTERVALS = """
+from megatron_patch.efficientllm_metrics import (
+    finalize_efficientllm_metrics, get_metrics_collector, initialize_efficientllm_metrics)
+
+for asked in (None, 0.05, 5.0):
+    initialize_efficientllm_metrics(1_000_000, asked)
+    get_metrics_collector().record_iteration_start()
+    get_metrics_collector().record_iteration_end(1000, 8)
+    finalize_efficientllm_metrics()
+"""
+
+
+def test_the_collection_interval_is_how_often_devices_are_read_at_least(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """By the variable or the argument; ten times a second anyway."""
+    script = Script([Gpu(100.0)], epoch_ns=time.monotonic_ns())
+    variables = {**build(tmp_path).environment(script), "EFFICIENTLLM_COLLECTION_INTERVAL": "0.02"}
+    done = lab.run(PYTHON, "-c", INTERVALS, env=environment(PYTHONPATH=str(FOLDER), **variables))
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    printed = [line for line in lines if line.startswith("[EfficientLLM] Collection interval: ")]
+    assert [line.split()[3] for line in printed] == ["0.02s,", "0.05s,", "5.0s,"]
+    runs = [line.split()[-1] for line in lines if " erg report " in line]
+    headers = [Run.open(lab.path / run).writers[0].header for run in runs]
+    assert [header["probes"]["nvml"]["period_s"] for header in headers] == [0.02, 0.05, 0.1]
+
+
 # Seed 004's loop, with a model that dropout makes sensitive to eval mode; twice, to compare losses.
 MONITORED = """
 import json

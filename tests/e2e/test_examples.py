@@ -90,6 +90,17 @@ def test_an_example_of_a_framework_runs(
     check(ran[name])
 
 
+def test_the_test_of_a_profiler_mfu_shows_its_three_parts(
+    ran: dict[str, subprocess.CompletedProcess[str]],
+) -> None:
+    """As `python test_profiler_mfu.py` did: the function, the monitor, and what they cost."""
+    out = ran["profiler_mfu"].stdout
+    assert re.search(r"^MFU of a step of 0\.1 s: (nan|\d\.\d{4})", out, re.MULTILINE)
+    assert re.findall(r"^🔍 步骤 (\d+): MFU = \d\.\d{4} ", out, re.MULTILINE) == ["10", "20"]
+    cost = r"^a logged step costs \d+ us, a profiled one \d+ us; the model was run 20 times$"
+    assert re.search(cost, out, re.MULTILINE)
+
+
 def test_the_trainer_of_the_examples_is_recorded_with_its_steps_and_tokens(lab: Lab) -> None:
     needs("transformers")
     script = EXAMPLES / "hf_trainer.py"

@@ -28,14 +28,15 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_what_a_page_has_is_printed(lab: Lab, page: str, section: str) -> None:
-    """In a checkout, of which the pages need the examples."""
+    """In a checkout, of which the pages need the examples. EfficientLLM's page needs no torch."""
     (lab.path / "examples").symlink_to(ROOT / "examples")
     _, _, text = (ROOT / "docs" / f"{page}.md").read_text().partition(f"## {section}\n")
     text, _, _ = text.partition("\n## ")
     (commands,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     (lines,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
-    variables = quick("bitsandbytes", "sklearn", "peft")
+    unneeded = ["torch", "transformers"] if page == "from-efficientllm" else []
+    variables = quick("bitsandbytes", "sklearn", "peft", *unneeded)
     done = lab.run("bash", "-ec", commands, env=environment(PATH=path, **variables))
     assert done.returncode == 0, done.stderr.decode()
     printed = done.stdout.decode().splitlines()

@@ -102,7 +102,7 @@ def test_two_lines_measure_megatrons_loop(tmp_path: Path) -> None:
     # The loop does what it does without them, to the last bit.
     assert [step["loss"] for step in steps] == [step["loss"] for step in bare]
     assert "EfficientLLM" not in without.stdout
-    assert f"initialized for model with {PARAMETERS} parameters\n" in done.stdout
+    assert f"initialized for model with {PARAMETERS:,} parameters\n" in done.stdout
     (run,) = (folders[0] / "runs").iterdir()
     assert done.stdout.endswith(f"[EfficientLLM] erg report runs/{run.name}\n")
     check_steps(run, steps)
@@ -154,11 +154,7 @@ def test_the_documented_launch_command_on_two_ranks(lab: Lab) -> None:
     """As the page has it, with the guide's arguments: 1 000 000 tokens are 15 iterations."""
     shutil.copytree(FOLDER, lab.path / "examples" / "megatron")
     (commands,) = re.findall(r"```bash\n(.*?)```", megatron_section(), re.DOTALL)
-    arguments = (
-        "dsw 7B 4 32 5e-5 5e-6 2048 2048 bf16 1 1 1 false false false false full false 500 "
-        "/path/to/dataset /path/to/valid none 1000000 50000 /path/to/output"
-    )
-    assert f"./run_mcore_qwen.sh {arguments}\n" in commands.replace("\\\n    ", "")
+    assert f"./run_mcore_qwen.sh {GUIDE}\n" in commands.replace("\\\n    ", "")
     here = {"/path/to/Megatron-LM": LOOP, "/path/to/output": lab.path / "output"}
     for documented, folder in here.items():
         commands = commands.replace(documented, str(folder))
@@ -191,6 +187,95 @@ def test_the_documented_launch_command_on_two_ranks(lab: Lab) -> None:
         assert 0 < value(run, f"profile.{name}_s") <= value(run, "time.in_step_s")
 
 
+# The guide's line, and Pai-Megatron-Patch's names for its arguments.
+GUIDE = (
+    "dsw 7B 4 32 5e-5 5e-6 2048 2048 bf16 1 1 1 false false false false full false 500 "
+    "/path/to/dataset /path/to/valid none 1000000 50000 /path/to/output"
+)
+NAMES = (
+    *("ENV", "SIZE", "BATCH", "GLOBAL_BATCH", "LR", "MIN_LR", "SEQ_LEN", "PAD_LEN", "PR"),
+    *("TP", "PP", "CP", "SP", "DO", "FL", "SFT", "AC", "OPTIMIZER_OFFLOAD", "SAVE_INTERVAL"),
+    *("DATASET", "VALID_DATASET", "CHECKPOINT", "TOKENS", "WARMUP_TOKENS", "OUTPUT"),
+)
+
+
+def launched(lab: Lab, code: int = 0, /, **changes: str) -> list[str]:
+    """What torchrun gets from the guide's line with these changes, a word a line."""
+    torchrun = lab.path / "torchrun"
+    torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    torchrun.chmod(0o755)
+    words = dict(zip(NAMES, GUIDE.split(), strict=True)) | changes
+    path = f"{lab.path}:{os.environ['PATH']}"
+    variables = {"MEGATRON_PATH": str(LOOP), "GPUS_PER_NODE": "8", "MASTER_PORT": "29500"}
+    done = lab.run(
+        FOLDER / "run_mcore_qwen.sh", *words.values(), env=environment(PATH=path, **variables)
+    )
+    assert done.returncode == code, done.stderr.decode()
+    return (done.stdout or done.stderr).decode().splitlines()
+
+
+def values_of(words: list[str], option: str) -> list[str]:
+    """The words after an option, up to the next; nothing where it is not there."""
+    if option not in words:
+        return []
+    after = words[words.index(option) + 1 :]
+    ends = [number for number, word in enumerate(after) if word.startswith("--")]
+    return after[: ends[0]] if ends else after
+
+
+def test_each_documented_argument_of_the_launch_reaches_megatron(lab: Lab) -> None:
+    words = launched(lab)
+    of_the_guide = {
+        "--nproc_per_node": "8", "--num-layers": "28", "--hidden-size": "3584",  # Qwen2.5 7B
+        "--micro-batch-size": "4", "--global-batch-size": "32", "--lr": "5e-5", "--min-lr": "5e-6",
+        "--seq-length": "2048", "--tensor-model-parallel-size": "1",
+        "--pipeline-model-parallel-size": "1", "--context-parallel-size": "1",
+        "--recompute-granularity": "full", "--save-interval": "500",
+        "--data-path": "/path/to/dataset", "--save": "/path/to/output/checkpoint",
+        "--tensorboard-dir": "/path/to/output/tensorboard",
+        # 1 000 000 and 50 000 tokens in steps of 32 x 2048.
+        "--train-iters": "15", "--lr-decay-iters": "15", "--lr-warmup-iters": "0",
+    }  # fmt: skip
+    assert {name: values_of(words, name)[:1] for name in of_the_guide} == {
+        name: [value] for name, value in of_the_guide.items()
+    }
+    assert values_of(words, "--nproc_per_node")[1:] == [
+        str(FOLDER / "pretrain.py"), str(LOOP / "pretrain_gpt.py"),
+    ]  # fmt: skip
+    # Each that is false in the guide adds an option where it is true.
+    absent = {"SP": "--sequence-parallel", "DO": "--use-distributed-optimizer",
+              "FL": "--attention-backend"}  # fmt: skip
+    for name, option in absent.items():
+        assert option not in words
+        assert option in launched(lab, **{name: "true"})
+    assert "--bf16" in words
+    assert "--load" not in words  # the checkpoint is `none`
+    changed = launched(
+        lab, SIZE="0.5B", TP="2", PP="3", CP="4", AC="sel", PR="fp8", CHECKPOINT="/from",
+        TOKENS="6553600", WARMUP_TOKENS="655360",
+    )  # fmt: skip
+    found = {
+        name: values_of(changed, f"--{name}-model-parallel-size") for name in ("tensor", "pipeline")
+    }
+    assert found == {"tensor": ["2"], "pipeline": ["3"]}
+    assert values_of(changed, "--context-parallel-size") == ["4"]
+    assert values_of(changed, "--fp8-format") == ["hybrid"]
+    assert values_of(changed, "--load") == ["/from"]
+    assert values_of(changed, "--hidden-size") == ["896"]
+    for name, iterations in (("--train-iters", "100"), ("--lr-warmup-iters", "10")):
+        assert values_of(changed, name) == [iterations]
+    assert "--recompute-activations" in changed
+    assert "--untie-embeddings-and-output-weights" in words
+    assert "--untie-embeddings-and-output-weights" not in changed
+    # The two that are Pai-Megatron-Patch's alone, and what is no value of an argument.
+    for name, value in (
+        ("SFT", "true"), ("OPTIMIZER_OFFLOAD", "true"), ("SIZE", "8B"), ("PR", "int8"),
+        ("AC", "yes"), ("ENV", "aws"),
+    ):  # fmt: skip
+        (line,) = launched(lab, 2, **{name: value})
+        assert line.startswith("run_mcore_qwen.sh: "), name
+
+
 def test_a_launch_that_cant_be_is_refused(lab: Lab) -> None:
     script = FOLDER / "run_mcore_qwen.sh"
     done = lab.run(script, "dsw", "7B")
@@ -199,6 +284,34 @@ def test_a_launch_that_cant_be_is_refused(lab: Lab) -> None:
     done = lab.run(script, *["x"] * 25, env=environment(MEGATRON_PATH=""))
     assert done.returncode == 2
     assert done.stderr == b"run_mcore_qwen.sh: set MEGATRON_PATH to the folder of Megatron-LM\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {"MEGATRON_PATH": "/nowhere"},
+            "no Megatron-LM at MEGATRON_PATH=/nowhere: no folder megatron/training there",
+        ),
+        ({"PRETRAIN": "/nowhere.py"}, "no program at /nowhere.py: set PRETRAIN"),
+        ({"PATH": "/usr/bin:/bin"}, "no torch here: torchrun is not on PATH"),
+        (quick("torch"), "no torch here: python can't import it"),
+        (
+            {**quick(), "CUDA_VISIBLE_DEVICES": ""},
+            "no GPU here: set GPUS_PER_NODE to start that many ranks anyway",
+        ),
+        ({"GPUS_PER_NODE": "two"}, "GPUS_PER_NODE is two: must be 1 or more"),
+    ],
+    ids=["no Megatron-LM", "no program", "no torchrun", "no torch", "no GPU", "no number"],
+)
+def test_what_is_not_here_is_one_line_and_torchrun_does_not_start(
+    variables: dict[str, str], line: str, lab: Lab
+) -> None:
+    path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
+    given = {"MEGATRON_PATH": str(LOOP), "GPUS_PER_NODE": "", "PATH": path, **variables}
+    done = lab.run(FOLDER / "run_mcore_qwen.sh", *GUIDE.split(), env=environment(**given))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == f"run_mcore_qwen.sh: {line}\n"
 
 
 @contextmanager
@@ -216,6 +329,15 @@ def measure_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     monkeypatch.syspath_prepend(str(FOLDER))
     with unloaded():
         yield importlib.import_module("megatron_patch.efficientllm_metrics").measure_megatron
+
+
+def test_without_megatron_the_two_lines_end_with_one(measure_megatron: Any) -> None:
+    with pytest.raises(SystemExit) as ended:  # which prints the line, with exit code 1
+        measure_megatron()
+    assert ended.value.code == (
+        "measure_megatron: Megatron-LM can't be imported: No module named 'megatron'; install it,"
+        " or put its folder on PYTHONPATH"
+    )
 
 
 class Loop2023:
@@ -293,7 +415,7 @@ def test_a_model_that_is_cut_needs_its_size_to_be_given(
     measure_megatron(loop, model_parameters=7_615_616_512)
     loop.train(None, [torch.nn.Linear(10, 10)])
     out = capsys.readouterr().out
-    assert "for model with 7615616512 parameters" in out
+    assert "for model with 7,615,616,512 parameters" in out
     assert float(blocks_of(out)[10]["TT (Tokens/Param/Sec)"]) > 0
 
 

@@ -166,7 +166,8 @@ def check_energy(row: dict[str, str], watts: float) -> None:
     assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
     assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)
     assert float(row["avg_power_W"]) == pytest.approx(joules / window_s, rel=1e-9)
-    assert float(row["vram_peak_MB"]) == pytest.approx(3000)
+    assert float(row["peak_power_W"]) == pytest.approx(watts)
+    assert float(row["vram_peak_MB"]) == float(row["vram_avg_MB"]) == pytest.approx(3000)
     assert "no energy_J" not in row["notes"]
 
 
@@ -268,6 +269,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sl
         # Longer than the test, within one call of torch: no handler of Python's runs.
         made("in C", "torch", 2, 8000, 300, options=("--grace", 1), signals=once),
         made("twice", "sleep", 0, 3600, 300, options=("--grace", 3600), signals=twice),
+        made("optimizer", "optimizer", 2, 3600, 300, options=("--grace", 0), signals=once),
         made("first step", "sleep", 0, 3600, 0.5, train=ENDLESS),
         made("three steps", "never", 0, 0, 300, options=("--in-series", 4, 60), train=ENDLESS),
         made(
@@ -319,6 +321,21 @@ def test_a_second_signal_ends_the_step_at_once(trainings: dict[str, SlowTraining
     assert Run.open(ended.path / "run").status == "stopped (SIGINT)"
 
 
+def test_a_step_that_is_ended_within_the_optimizer_leaves_its_row(
+    trainings: dict[str, SlowTraining],
+) -> None:
+    """And no weights, which were changing."""
+    ended = trainings["optimizer"]
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert "[train] ending this step" in ended.err
+    assert "[train] stopped (its weights were in use); nothing is saved" in ended.out
+    assert not (ended.path / "over").exists()
+    assert not (ended.path / ADAPTER).exists()
+    assert (ended.row["status"], ended.row["steps"]) == ("stopped", "2")
+    assert "its weights were in use" in ended.row["notes"]
+    assert ended.is_kept()
+
+
 def test_a_first_step_that_leaves_no_time_for_the_others_is_ended(
     trainings: dict[str, SlowTraining],
 ) -> None:
@@ -330,7 +347,7 @@ def test_a_first_step_that_leaves_no_time_for_the_others_is_ended(
     assert ended.row["status"] == "stopped"
     assert TOO_LONG in ended.row["notes"]
     assert ended.is_kept()
-    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+    assert Run.open(ended.path / "run").status == f"stopped ({TOO_LONG[:-2]})"
 
 
 def test_a_training_that_would_take_too_long_ends_after_three_steps(
@@ -345,7 +362,7 @@ def test_a_training_that_would_take_too_long_ends_after_three_steps(
     assert (ended.path / ADAPTER).exists()
     assert (ended.row["status"], ended.row["steps"]) == ("stopped", "3")
     assert ended.is_kept()
-    assert Run.open(ended.path / "run").status == "stopped (it would take too long)"
+    assert Run.open(ended.path / "run").status == f"stopped ({TOO_LONG[:-2]})"
 
 
 def test_anyway_goes_on_and_one_signal_to_all_processes_is_one(
@@ -445,6 +462,7 @@ def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 OF_THE_GUIDE = {
+    "measure-torch": "./dev train --config configs/cpu/run_torch.yaml",  # ours, beside the guide's
     "process": "./dev process --config configs/cpu/run_bnb.yaml",
     "measure-bnb": "./dev train --config configs/cpu/run_bnb.yaml",
     "measure-unsloth": "./dev train-unsloth --config configs/cpu/run_unsloth.yaml",
@@ -472,6 +490,25 @@ def test_a_make_target_runs_what_the_page_says(target: str) -> None:
     if target != "process":
         config = more[0].partition("--config ")[2].partition(" ")[0]
         assert said == f'echo "no GPU here: training the small CPU variant {config}"'
+
+
+@needs_make
+@pytest.mark.parametrize("target", OF_THE_GUIDE)
+def test_a_make_target_on_a_machine_with_a_gpu_takes_the_guides_configuration(target: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", target, "GPU=yes", "OPTIONS=--repeats 3"], cwd=ROOT, capture_output=True,
+        text=True, check=True, env=environment(), timeout=TIMEOUT_S,
+    )  # fmt: skip
+    recipe = OF_THE_GUIDE[target].replace("configs/cpu/", "configs/")
+    said, *more = [line.strip() for line in done.stdout.splitlines()]
+    if target == "compare":
+        assert said == recipe
+    elif target == "process":
+        assert more == [recipe]
+    else:
+        assert more == [f"{recipe} --repeats 3"]
+        config = recipe.partition("--config ")[2].partition(" ")[0]
+        assert said == f'echo "GPU found: training with {config}"'
 
 
 @pytest.fixture
@@ -517,6 +554,7 @@ def test_the_page_does_what_it_says(clone: Lab) -> None:
             continue
         done = clone.run("bash", "-euc", block)
         assert done.returncode == 0, done.stderr.decode()
+        assert b"kernels" not in done.stderr  # bitsandbytes', of the Hub
         printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
         results.append(printed)
     _, formulas, _, wishes = results

@@ -12,8 +12,6 @@ import importlib
 import inspect
 import sys
 
-import torch
-
 from ergmeter.compat.efficientllm import *  # noqa: F403  the documented names
 from ergmeter.compat.efficientllm import (
     finalize_efficientllm_metrics,
@@ -34,7 +32,13 @@ def measure_megatron(training=None, *, model_parameters=None):
     are wrapped and do what they did. `model_parameters` is the size of the model, which a rank does
     not know where the model is cut (tensor, pipeline or expert parallelism).
     """
-    training = training or importlib.import_module("megatron.training.training")
+    try:
+        training = training or importlib.import_module("megatron.training.training")
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"measure_megatron: Megatron-LM can't be imported: {error}; install it, or put its"
+            " folder on PYTHONPATH"
+        ) from error
     if hasattr(training.train, "measured"):
         return
     missing = [name for name in (*_NEEDED, *_NAMES) if not hasattr(training, name)]
@@ -107,5 +111,5 @@ def _parameters_of(model, args):
 
 def _is_last_rank():
     """True on the rank that logs, which has the loss. Only known once Megatron has started."""
-    group = torch.distributed
+    group = sys.modules["torch"].distributed
     return not group.is_initialized() or group.get_rank() == group.get_world_size() - 1

@@ -257,6 +257,8 @@ def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
                 device = row.cells[key] if key else "0"
                 first, highest = used.get(device, (value, value))
                 used[device] = first, max(highest, value)
+    if not log.readings + log.skipped:
+        raise NotMeasurable(f"{path.name} has no reading: none was logged before the cell ended")
     if _USED not in log.names:
         raise FormatError(
             f"{path.name}: no column {_USED} in its first line ({log.first[:_LONGEST_LINE]!r});"

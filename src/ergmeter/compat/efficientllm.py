@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.errors import UsageError
@@ -66,6 +67,7 @@ LINES = (
     *((f"al_{part}_seconds", f"AL {part} (Seconds)", ".4f") for part in PARTS),
 )
 IT = "it_tokens_per_sec"
+ORIGINAL = (*(name for name, _, _ in DOCUMENTED), IT)  # the seven of its `get_all_metrics`
 TAG = "efficientllm/"
 _BYTES_PER_GB = 1e9
 
@@ -150,11 +152,6 @@ def history_size() -> int:
     return max(1, int(_number("EFFICIENTLLM_HISTORY_SIZE", 1000)))
 
 
-def log_interval() -> int:
-    """Iterations between logs. Read again at each call, as in the original."""
-    return max(1, int(_number("EFFICIENTLLM_LOG_INTERVAL", 10)))
-
-
 def is_enabled() -> bool:
     """True only for "true", as in the original; other words print a warning."""
     value = os.environ.get(ENABLED, "true")
@@ -178,6 +175,8 @@ def _number(name: str, default: float) -> float:
 # -- the collector ---------------------------------------------------------------------------------
 
 __all__ = [
+    "EfficientLLMCollector",
+    "EfficientLLMMetrics",
     "MetricsCollector",
     "finalize_efficientllm_metrics",
     "get_efficientllm_collector",
@@ -196,25 +195,30 @@ _READ_EVERY_S = 0.1  # as often as NVML is read anyway: an interval may ask for 
 _collector: MetricsCollector | None = None
 
 
+class EfficientLLMMetrics(dict[str, float]):
+    """Every metric by its TensorBoard name, and the original's as attributes: `amu`, `pcu`, ..."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(values)
+        vars(self).update((name.partition("_")[0], values[name]) for name in ORIGINAL)
+
+
+def _calculated(collector: MetricsCollector, name: str) -> float:
+    """The metric so far; nan if missing."""
+    return float(getattr(collector.get_all_metrics(), name))
+
+
 class MetricsCollector(Guarded):
     """Records the iterations of one process in a run, and computes EfficientLLM's metrics of it."""
 
-    def __init__(
-        self,
-        collection_interval: float = 1.0,
-        history_size: int = 1000,
-        *,
-        model_parameters: int | None = None,
-        sequence_length: int = 0,
-        batch_size: int = 0,
-    ) -> None:
+    def __init__(self, collection_interval: float = 1.0, history_size: int = 1000) -> None:
         self.enabled = is_enabled()
         self.collection_interval = collection_interval
-        self.model_parameters = model_parameters
-        self.sequence_length = sequence_length
-        self.batch_size = batch_size
+        self.history_size = max(1, history_size)
+        self.model_parameters: int | None = None
+        self.sequence_length = self.batch_size = 0
         # The newest iteration times, as an attribute of the original.
-        self.latency_history: deque[float] = deque(maxlen=max(1, history_size))
+        self.latency_history: deque[float] = deque(maxlen=self.history_size)
         self._meter: Meter | None = None
         self._is_own = False
         self._running: RunningTotals | None = None
@@ -226,6 +230,7 @@ class MetricsCollector(Guarded):
         self._last_values: Figures = {}
         self._began_ns = time.monotonic_ns()
         self._looking_s = 0.0
+        self._is_finalized = False
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -276,6 +281,14 @@ class MetricsCollector(Guarded):
         self._last_values = {}
         self._running = RunningTotals(handover._writer.id, since_ns=since_ns)
 
+    def set_model_parameters(self, num_parameters: int) -> None:
+        """Set the size of the model, which TT and ST divide by."""
+        self.model_parameters = _whole_number(num_parameters)
+
+    def set_batch_config(self, sequence_length: int, batch_size: int) -> None:
+        """Set what an iteration has whose end is given no tokens and samples."""
+        self.sequence_length, self.batch_size = sequence_length, batch_size
+
     @property
     def run_path(self) -> Path | None:
         """The run directory: `erg report` shows it."""
@@ -297,71 +310,83 @@ class MetricsCollector(Guarded):
     def record_iteration_end(
         self, tokens_processed: int | None = None, samples_processed: int | None = None
     ) -> None:
-        """An iteration ends, with this rank's tokens (padding included) and samples."""
+        """An iteration ends, with this rank's tokens (padding included) and samples.
+
+        Without them those of `set_batch_config`, if it was called.
+        """
         end_ns = time.monotonic_ns()
+        if tokens_processed is None:
+            tokens_processed = self.sequence_length * self.batch_size or None
+        samples = self.batch_size or None if samples_processed is None else samples_processed
         start_ns, self._start_ns = self._start_ns, None
         if start_ns is None or end_ns <= start_ns:
             return
         self.latency_history.append((end_ns - start_ns) / 1e9)
         self._last = Step(
-            start_ns,
-            end_ns,
-            index=self._index,
-            tokens_computed=tokens_processed,
-            samples=samples_processed,
+            start_ns, end_ns, self._index, tokens_computed=tokens_processed, samples=samples
         )
         self._index += 1
         if self._profile is not None:
             self._profile.step()  # which never raises
 
-    def record_step_start(self) -> None:
-        """The same as `record_iteration_start`."""
-        self.record_iteration_start()
-
-    def record_step_end(self, tokens: int | None = None, samples: int | None = None) -> None:
-        """As `record_iteration_end`; tokens default to sequence_length x batch_size."""
-        samples = self.batch_size or None if samples is None else samples
-        tokens = self.sequence_length * self.batch_size or None if tokens is None else tokens
-        self.record_iteration_end(tokens, samples)
+    record_step_start, record_step_end = record_iteration_start, record_iteration_end
 
     def should_log_metrics(self, iteration: int) -> bool:
         """True if this iteration is to be logged."""
         return should_log_metrics(iteration)
 
+    def log_metrics(self, iteration: int, loss: Any = None, writer: Any = None) -> dict[str, float]:  # noqa: ANN401
+        """Print the block, and pass the six scalars to a TensorBoard writer if given.
+
+        Returns the six by their tags; nan for what is missing.
+        """
+        missing = {f"{TAG}{name}": math.nan for name, _, _ in DOCUMENTED}
+        return missing | (self._log(iteration, loss, writer) or {})
+
     @guarded
-    def log_metrics(self, iteration: int, loss: Any = None, writer: Any = None) -> None:  # noqa: ANN401
-        """Print the block, and pass the six scalars to a TensorBoard writer if given."""
+    def _log(self, iteration: int, loss: Any, writer: Any) -> dict[str, float]:  # noqa: ANN401
         value = _loss_value(loss)
         self._let_go(None if isinstance(value, Missing) else value)
-        if not self._last_values or self._has_time_to_look:
+        elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        if not self._last_values or self._looking_s < _LOOK_S + _LOOK_FRAC * elapsed_s:
             self._last_values = self._now()
         say(block(f"Iteration {iteration}", value, self._last_values))
-        if writer is None:
-            return
+        points = scalars(self._last_values)
         try:
-            for tag, scalar in scalars(self._last_values).items():
-                writer.add_scalar(tag, scalar, iteration)
+            for tag, point in points.items() if writer is not None else ():
+                writer.add_scalar(tag, point, iteration)
         except Exception as error:  # noqa: BLE001  the user's writer
             warn_once(f"the TensorBoard writer refused: {reason_of(error)}")
+        return points
 
-    def calculate_it(self, tokens_generated: float, time_seconds: float) -> float:
+    def calculate_it(self, tokens_generated: float, total_inference_time: float) -> float:
         """IT of one generation, in tokens/s; `get_all_metrics` has it over all of them.
 
-        nan for tokens below 0 or no time, which is reported once.
+        nan for what is no number, tokens below 0 or no time, which is reported once.
         """
-        if not (time_seconds > 0 and tokens_generated >= 0):
-            wrong = f"{tokens_generated!r} tokens in {time_seconds!r} s"
+        try:
+            tokens, elapsed_s = float(tokens_generated), float(total_inference_time)
+        except (TypeError, ValueError):
+            tokens = elapsed_s = math.nan
+        if not (0 < elapsed_s < math.inf and 0 <= tokens < math.inf):
+            wrong = f"{tokens_generated!r} tokens in {total_inference_time!r} s"
             warn_once(f"calculate_it: {wrong} is no generation and not counted", about="IT")
             return math.nan
-        self._generated += tokens_generated
-        self._generating_s += time_seconds
-        return tokens_generated / time_seconds
+        self._generated += tokens
+        self._generating_s += elapsed_s
+        return tokens / elapsed_s
+
+    calculate_amu, calculate_pcu, calculate_al, calculate_tt, calculate_st, calculate_aec = (
+        partialmethod(_calculated, name) for name in ("amu", "pcu", "al", "tt", "st", "aec")
+    )
 
     # -- what comes of it -------------------------------------------------------------------------
 
-    def get_all_metrics(self) -> dict[str, float]:
+    def get_all_metrics(self) -> EfficientLLMMetrics:
         """Every metric by its TensorBoard name, with IT and energy. nan: see `why_missing`."""
-        return {n: math.nan if isinstance(v, Missing) else v for n, v in self._all().items()}
+        values = self._all()
+        present = {name: value for name, value in values.items() if not isinstance(value, Missing)}
+        return EfficientLLMMetrics(dict.fromkeys(values, math.nan) | present)
 
     def why_missing(self) -> dict[str, str]:
         """The reasons for what is nan in `get_all_metrics`."""
@@ -384,12 +409,6 @@ class MetricsCollector(Guarded):
         last, self._last = self._last, None
         if last is not None and self._meter is not None:
             self._meter.record(last if loss is None else replace(last, loss=loss))
-
-    @property
-    def _has_time_to_look(self) -> bool:
-        """True while reading the run has cost no more than its share of time."""
-        elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
-        return self._looking_s < _LOOK_S + _LOOK_FRAC * elapsed_s
 
     def _now(self) -> dict[str, Amount]:
         """The metrics of the run as it is on disk now."""
@@ -432,35 +451,29 @@ def initialize_efficientllm_metrics(
     global _collector
     if _collector is not None:
         _collector.stop_collection()
-    interval_s = collection_interval
-    if interval_s is None or not interval_s > 0:
-        interval_s = collection_interval_s()
-    history = history_size()
-    _collector = MetricsCollector(
-        interval_s,
-        history,
-        model_parameters=_whole_number(model_parameters),
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-    )
+    interval_s = collection_interval or 0.0
+    interval_s = interval_s if interval_s > 0 else collection_interval_s()
+    _collector = MetricsCollector(interval_s, history_size())
+    _collector.set_model_parameters(model_parameters)
+    _collector.set_batch_config(sequence_length, batch_size)
+    _collector.start_collection()
     if not _collector.enabled:
         say(f"[EfficientLLM] Metrics collection disabled via {ENABLED}=false\n")
-        return _collector
-    _collector.start_collection()
-    if _collector.failed:  # it has printed why
-        return _collector
-    message = f"Metrics collection initialized for model with {model_parameters} parameters"
-    say(
-        f"[EfficientLLM] {message}\n"
-        f"[EfficientLLM] Collection interval: {interval_s}s, History size: {history}\n"
-    )
+    elif not _collector.failed:  # else it has printed why
+        parameters = f"{_collector.model_parameters or 0:,} parameters"
+        sizes = f"Collection interval: {interval_s}s, History size: {_collector.history_size}"
+        say(
+            f"[EfficientLLM] Metrics collection initialized for model with {parameters}\n"
+            f"[EfficientLLM] {sizes}\n"
+        )
     return _collector
 
 
 def finalize_efficientllm_metrics() -> None:
-    """End the run, and print where it is."""
-    if _collector is None or not _collector.enabled:
+    """End the run, and print where it is, once."""
+    if _collector is None or not _collector.enabled or _collector._is_finalized:
         return
+    _collector._is_finalized = True
     _collector.stop_collection()
     where = f"[EfficientLLM] erg report {_collector.run_path}\n" if _collector.run_path else ""
     say(f"[EfficientLLM] Metrics collection finalized\n{where}")
@@ -475,12 +488,14 @@ def get_metrics_collector() -> MetricsCollector:
     return _collector
 
 
+EfficientLLMCollector = MetricsCollector  # LLaMA-Factory's names
 get_efficientllm_collector = get_metrics_collector
 
 
 def should_log_metrics(iteration: int) -> bool:
     """True for every EFFICIENTLLM_LOG_INTERVAL-th iteration, read again at each call."""
-    return is_enabled() and iteration % log_interval() == 0
+    interval = max(1, int(_number("EFFICIENTLLM_LOG_INTERVAL", 10)))
+    return is_enabled() and iteration % interval == 0
 
 
 def model_compression_ratio(

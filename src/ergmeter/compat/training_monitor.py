@@ -30,13 +30,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ergmeter.atomic_write import replacing
-from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
+from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError, closest
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.live import model_work
 from ergmeter.integrations.batches import Counts
@@ -73,8 +74,10 @@ _PROFILE_KEYS = (
 _ACCUMULATION_KEYS = tuple(
     f"{section}gradient_accumulation_steps" for section in ("deepspeed.", "training.", "")
 )
-# How often the original did what, in steps.
+# How often the original did what, in steps; and what it did that is not done here.
 _FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq": 200}
+_UNUSED = ("gpu_log_freq", "progress_update_freq", "eval_log_freq")
+_MONITOR_KEYS = (*_PROFILE_KEYS, *(f"monitor.freq.{name}" for name in (*_FREQUENCIES, *_UNUSED)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class MonitorSettings:
         """Read a configuration. An argument overrides it."""
         if config is not None and not isinstance(config, Mapping):
             raise UsageError(f"config is {config!r}: it must be a mapping, such as a loaded YAML")
+        _check_sections(config)
         deepspeed, unread = _deepspeed(_at(config, "deepspeed"))
         config = {**_mapping(config), "deepspeed": deepspeed, _ARGUMENT: flops_profile_freq}
         profile_freq, source = _number_at(config, _ARGUMENT, *_PROFILE_KEYS)
@@ -126,6 +130,18 @@ class MonitorSettings:
             seq_length=_number_at(config, "model.max_sequence_length")[0],
             wandb=_mapping(config.get("wandb")),
         )
+
+
+def _check_sections(config: Config | None) -> None:
+    """Report keys of the monitor's sections that are not read. UsageError for no mapping."""
+    for section in ("monitoring", "monitor", "monitor.freq"):
+        keys = _at(config, section)
+        if not isinstance(keys, Mapping | None):
+            raise UsageError(f"{section} is {keys!r}: it must be a mapping of options")
+        for key in (f"{section}.{name}" for name in keys or ()):
+            if key not in (*_MONITOR_KEYS, "monitor.freq") and _rank() == 0:
+                near = closest(key, _MONITOR_KEYS, cutoff=0)
+                warn_once(f"config: {key} is not read; the nearest key that is: {near}")
 
 
 def _number_at(config: Config, *keys: str, otherwise: str = "") -> tuple[int | None, str]:
@@ -179,7 +195,12 @@ _PROJECT = "qwen_classification"  # the original's, where the configuration name
 
 
 class WandbRows(Guarded):
-    """Sends rows to the script's W&B run where it has one, else to a new one."""
+    """Sends rows to the script's W&B run where it has one, else to a new one.
+
+    An error of wandb ends the rows, and nothing else.
+    """
+
+    stops = "no rows to W&B"
 
     def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         self._run: Any = None
@@ -210,9 +231,9 @@ class WandbRows(Guarded):
         if self._run is None:
             return
         row = {name: value for name, value in values.items() if value is not None}
-        if step is not None:
-            row[_AXIS] = step = int(step)
-        self._run.log(row, step=step)
+        if (number := _int(step)) is not None:
+            row[_AXIS] = number
+        self._run.log(row, step=number)
 
     @guarded
     def finish(self) -> None:
@@ -220,11 +241,6 @@ class WandbRows(Guarded):
         run, self._run = self._run, None
         if run is not None and self._is_own:
             run.finish()
-
-    def fail(self, error: Exception) -> None:
-        """An error of wandb ends the rows, and nothing else."""
-        self._run = None
-        warn_once(f"no rows to W&B: {reason_of(error)}")
 
 
 # -- training_log.json -----------------------------------------------------------------------------
@@ -245,6 +261,7 @@ class TrainingLog(Guarded):
 
     def __init__(self, path: Path, *, save_every: int) -> None:
         self.path = path
+        self.stops = f"no training log from here on: {path} can't be written"
         self.steps_path = path.with_name(f"{path.stem}.steps.jsonl")
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS)
         self.epochs: list[dict[str, Any]] = []
@@ -254,12 +271,16 @@ class TrainingLog(Guarded):
         self._saved = 0
 
     @guarded
+    def prepare(self) -> None:
+        """Make the folder, and see that files can be made in it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=self.path.parent).close()
+
+    @guarded
     def append(self, entry: dict[str, Any]) -> None:
         """Add a step."""
-        if self._steps is None:
-            self._steps = self._opened()
         self.recent.append(entry)
-        self._steps.write(_line(entry))
+        self._open().write(_line(entry))
         self._count += 1
 
     @guarded
@@ -272,6 +293,7 @@ class TrainingLog(Guarded):
     @guarded
     def save(self, total_s: float) -> None:
         """Rebuild the document: every step and epoch, and the elapsed time."""
+        self._open()
         with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
             out.write('{\n"step_logs": [')
             with self.steps_path.open(encoding="utf-8") as lines:
@@ -291,12 +313,13 @@ class TrainingLog(Guarded):
         if self._steps is not None:
             self._steps.close()
 
-    def _opened(self) -> IO[str]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for path in (self.path, self.steps_path):
-            if path.exists():
-                shutil.move(path, _free_name(path))
-        return self.steps_path.open("w", buffering=1, encoding="utf-8")  # written line by line
+    def _open(self) -> IO[str]:
+        if self._steps is None:
+            for path in (self.path, self.steps_path):
+                if path.exists():
+                    shutil.move(path, _free_name(path))
+            self._steps = self.steps_path.open("w", buffering=1, encoding="utf-8")  # line by line
+        return self._steps
 
 
 def _free_name(path: Path) -> Path:
@@ -321,18 +344,24 @@ def _line(entry: dict[str, Any]) -> str:
 class Masked:
     """Token sums of a mask, which may still be on a device."""
 
-    rows: int
-    computed: int
-    real: Any
-    squares: Any  # sum over rows of their length squared: what attention pays for
-    fetch: Fetch | None
+    rows: int = 0
+    computed: int = 0
+    real: Any = 0
+    squares: Any = 0  # sum over rows of their length squared: what attention pays for
+    fetch: Fetch | None = None
+    absent: str = ""  # why there are no sums
 
     @classmethod
-    def of(cls, mask: Any, *, fetched: bool) -> Masked | None:  # noqa: ANN401  a tensor or an array
-        """The sums of a mask; None if it is no mask of token rows. `fetched`: they will be read."""
+    def of(cls, mask: Any, *, fetched: bool) -> Masked:  # noqa: ANN401  a tensor, array or list
+        """The sums of a mask, if it has rows of tokens. `fetched`: they will be read."""
+        if mask is None:
+            return cls(absent="no attention_mask was given to log_step: no tokens are known")
+        with suppress(TypeError, ValueError, RuntimeError):
+            mask = torch.tensor(mask) if isinstance(mask, list | tuple) else mask
         shape = tuple(getattr(mask, "shape", ()))
         if not 1 <= len(shape) <= 2 or 0 in shape:
-            return None
+            what = " ".join(f"{mask!r:.60}".split())
+            return cls(absent=f"attention_mask is {what}, not rows of 0 and 1 of one length")
         rows, length = (1, int(shape[0])) if len(shape) == 1 else (int(shape[0]), int(shape[1]))
         lengths = (mask != 0).sum(-1)
         real, squares = lengths.sum(), (lengths * lengths).sum()
@@ -354,13 +383,13 @@ class Masked:
 
     def sums(self) -> tuple[int, int]:
         """Real tokens, and the sum of squared lengths."""
-        if self.fetch is None:
-            return self.real, self.squares
-        real, squares = self.fetch.values()
+        if self.absent:
+            raise NotMeasurable(self.absent)
+        real, squares = self.fetch.values() if self.fetch else (self.real, self.squares)
+        if not int(real):
+            raise NotMeasurable("the attention_mask masks every token")
         return int(real), int(squares)
 
-
-NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
 
 # -- the monitor -----------------------------------------------------------------------------------
 
@@ -402,7 +431,7 @@ class TrainingMonitor(Guarded):
         self._peak: Amount | None = peak_flops_per_s
         self._counted = ""  # how FLOPs were counted
         # Logged steps until their tokens are here: entry, mask, and whether W&B gets no row.
-        self._waiting: deque[tuple[dict[str, Any], Masked | None, bool]] = deque()
+        self._waiting: deque[tuple[dict[str, Any], Masked, bool]] = deque()
         self._start_ns: int | None = None  # of the step under way, where it is known
         self._holds_evaluation = False  # the step under way
         self._began_s: float | None = None
@@ -410,10 +439,11 @@ class TrainingMonitor(Guarded):
         self._last_step: int | None = None
         self._is_first = _rank() == 0
         self._rows = WandbRows(self.settings.wandb if self._is_first else {}, self.config)
-        self.use_wandb = self._rows._run is not None
+        self.use_wandb = self._rows._run is not None and not self._rows.failed
         if self._is_first and (unread := self.settings.unread):
             warn_once(f"deepspeed: {self.settings.no_tokens or unread}")
         if self._is_first:
+            self._log.prepare()
             batch, freq = self.settings.batch_size_from, self.settings.flops_profile_freq_from
             say(
                 f"📊 TrainingMonitor初始化: batch_size={self.batch_size} ({batch}),"
@@ -451,31 +481,27 @@ class TrainingMonitor(Guarded):
         """An optimizer step is over. It began at the end of the last call."""
         end_ns = time.monotonic_ns()
         self._begin()
-        if not step >= 0:
+        number = _int(step)
+        if number is None or number < 0:
             message = f"log_step: step is {step!r}, must be 0 or more: such steps are not logged"
             warn_once(message, about="log_step")
             self._next_step()
             return
-        no_tokens = self.settings.no_tokens
-        masked = None if no_tokens else Masked.of(attention_mask, fetched=self._is_first)
-        entry: dict[str, Any] = {
-            "step": int(step),
-            "epoch": int(epoch),
-            "loss": _float(loss),
-            "grad_norm": _float(grad_norm),
-            "learning_rate": _float(learning_rate),
-        }
+        why = self.settings.no_tokens
+        masked = Masked(absent=why) if why else Masked.of(attention_mask, fetched=self._is_first)
+        entry: dict[str, Any] = {"step": number, "epoch": _int(epoch), "loss": _float(loss)}
+        entry |= {"grad_norm": _float(grad_norm), "learning_rate": _float(learning_rate)}
         step_s = None
         if self._start_ns is not None:  # else its beginning, and so its duration, is unknown
             micro_steps = self.settings.micro_steps
-            counts = [masked.counts(micro_steps)] if masked is not None else []
+            counts = [] if masked.absent else [masked.counts(micro_steps)]
             self._training.stepped(self._start_ns, end_ns, counts, micro_steps=micro_steps)
             self._training.logged({n: entry[n] for n in ("loss", "learning_rate", "grad_norm")})
             step_s = None if self._holds_evaluation else (end_ns - self._start_ns) / 1e9
         entry |= {"step_time": step_s, "timestamp": time.time()}
         if real_time_flops is not None:
-            entry["real_time_flops"] = float(real_time_flops)
-        self._last_step = int(step)
+            entry["real_time_flops"] = _float(real_time_flops)
+        self._last_step = number
         self._waiting.append((entry, masked, skip_wandb))
         self._settle()
         if self._is_first:
@@ -488,7 +514,7 @@ class TrainingMonitor(Guarded):
     ) -> None:
         """An epoch is over."""
         self._settle()
-        entry = {"epoch": int(epoch), "avg_loss": _float(avg_loss)}
+        entry = {"epoch": _int(epoch), "avg_loss": _float(avg_loss)}
         entry |= {"elapsed_time": _float(elapsed_time), "timestamp": time.time()}
         self._log.epochs.append(entry)
         values = {"training/epoch_avg_loss": entry["avg_loss"], "training/epoch_number": epoch}
@@ -530,7 +556,7 @@ class TrainingMonitor(Guarded):
     def save_logs(self) -> None:
         """Write training_log.json. It is also written periodically and at exit."""
         self._settle(wait=True)
-        if self._is_first and self._last_step is not None:
+        if self._is_first and (self._last_step is not None or self._log.epochs):
             self._log.save(self._total_s)
 
     @guarded
@@ -579,6 +605,12 @@ class TrainingMonitor(Guarded):
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def fail(self, error: Exception) -> None:
+        """Report a call that failed, once for each kind of error. The next ones are logged."""
+        message = f"TrainingMonitor: not logged, as other such calls: {reason_of(error)}"
+        warn_once(message, about=f"TrainingMonitor {type(error).__name__}")
+        self._start_ns = None  # it may have been a step's call
+
     @property
     def _total_s(self) -> float:
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
@@ -605,13 +637,13 @@ class TrainingMonitor(Guarded):
         """Finish the steps whose tokens are here, in order."""
         while self._waiting:
             entry, masked, skip_wandb = self._waiting[0]
-            if not (wait or masked is None or masked.is_here):
+            if not (wait or masked.is_here):
                 return
             self._waiting.popleft()
             if self._is_first:
                 self._finish(entry, masked, skip_wandb=skip_wandb)
 
-    def _finish(self, entry: dict[str, Any], masked: Masked | None, *, skip_wandb: bool) -> None:
+    def _finish(self, entry: dict[str, Any], masked: Masked, *, skip_wandb: bool) -> None:
         figures = self._figures(entry["step_time"], masked)
         values = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
         step = entry["step"]
@@ -622,7 +654,8 @@ class TrainingMonitor(Guarded):
             if isinstance(mfu, Missing):
                 shown_mfu = f"- ({mfu.reason})"
             else:
-                shown_mfu = f"{_marked_mfu(mfu)} (FLOPs {self._counted}; no profiler was run)"
+                mark = " (impossible: above 1)" if mfu > BOUND_TOLERANCE else ""
+                shown_mfu = f"{mfu:.4f}{mark} (FLOPs {self._counted}; no profiler was run)"
             say(f"🔍 步骤 {step}: MFU = {shown_mfu}\n")
         row: dict[str, Any] = {}
         if not skip_wandb and step % self.freq["training_log_freq"] == 0:
@@ -633,7 +666,7 @@ class TrainingMonitor(Guarded):
         if row:
             self._rows.log(row, step=step)
 
-    def _figures(self, step_s: float | None, masked: Masked | None) -> dict[str, Amount]:
+    def _figures(self, step_s: float | None, masked: Masked) -> dict[str, Amount]:
         """The perf/ metrics of a step by name; Missing with its reason where unknown.
 
         The original divided the FLOPs of one micro-batch by the time of all, took a forward pass
@@ -645,40 +678,32 @@ class TrainingMonitor(Guarded):
             return dict.fromkeys(("step_time", "mfu", "tokens_per_second"), absent)
         figures: dict[str, Amount] = {"step_time": step_s, "steps_per_second": 1 / step_s}
         micro_steps, world = self.settings.micro_steps, world_size()
-        rows = masked.rows * micro_steps * world if masked else self.batch_size
-        if rows:
+        if rows := masked.rows * micro_steps * world or self.batch_size:
             figures["samples_per_second"] = rows / step_s
-        if masked is None:
-            absent = Missing(self.settings.no_tokens or NO_MASK)
-            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), absent)}
-        real, squares = masked.sums()
-        if not real:
-            empty = Missing("the attention_mask masks every token")
-            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), empty)}
-        tokens = real * micro_steps
-        figures["tokens_per_second"] = tokens * world / step_s
-        figures["actual_seq_length"] = real / masked.rows
-        # Attention grows with the square of a length: the one length that all rows could have.
-        length = squares / real
         try:
+            real, squares = masked.sums()
+            tokens = real * micro_steps
+            figures["tokens_per_second"] = tokens * world / step_s
+            figures["actual_seq_length"] = real / masked.rows
             if self.model_ref is None:
                 raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
             facts = knowledge(self.model_ref)
-            flops = tokens * facts.token_flops(self.model_ref, length)
+            # Attention grows with the square of a length: the one length that all rows could have.
+            flops = tokens * facts.token_flops(self.model_ref, squares / real)
             self._counted = facts.counted
-        except ErgmeterError as error:
-            return {**figures, "mfu": Missing(str(error))}
-        figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
-        peak = self._peak_flops_per_s()
-        if isinstance(peak, Missing):
-            return {**figures, "mfu": peak}
-        mfu = flops / step_s / peak
+            figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
+            mfu = flops / step_s / self._peak_flops_per_s()
+        except Exception as error:  # noqa: BLE001  whatever the model is: the step is logged
+            absent = Missing(reason_of(error))
+            return {"tokens_per_second": absent, "mfu": absent, **figures}
         return {**figures, "mfu": mfu, "mfu_percent": 100 * mfu}
 
-    def _peak_flops_per_s(self) -> Amount:
+    def _peak_flops_per_s(self) -> float:
         """The peak of this rank's device, looked up once."""
         if self._peak is None:
             self._peak = or_missing(self._lookup_peak)
+        if isinstance(self._peak, Missing):
+            raise NotMeasurable(self._peak.reason)
         return self._peak
 
     def _lookup_peak(self) -> float:
@@ -696,12 +721,13 @@ def _rank() -> int:
 def _float(value: Any) -> float | None:  # noqa: ANN401  a number, or what holds one
     try:
         return None if value is None else float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 
-def _marked_mfu(mfu: float) -> str:
-    return f"{mfu:.4f}{' (impossible: above 1)' if mfu > BOUND_TOLERANCE else ''}"
+def _int(value: Any) -> int | None:  # noqa: ANN401  a number, or what holds one
+    number = _float(value)
+    return math.floor(number) if number is not None and math.isfinite(number) else None
 
 
 # -- functions -------------------------------------------------------------------------------------
@@ -770,7 +796,7 @@ class _ModelFacts:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
-        self._trained = self._now_trained()
+        self.trained = self.now_trained()
         self._flops: dict[int, float] = {}
         self.counted = ""  # how the FLOPs were counted, once they were
         dtypes = {parameter.dtype for parameter in self._parameters}
@@ -799,11 +825,8 @@ class _ModelFacts:
             return self.sequence_flops(model, exact) / exact
         return low + (high - low) * (length - below) / below
 
-    def is_current(self) -> bool:
-        """True if nothing was frozen or unfrozen since."""
-        return self._now_trained() == self._trained
-
-    def _now_trained(self) -> int:
+    def now_trained(self) -> int:
+        """How many parameters are trained now: others than before where some were frozen."""
         return sum([parameter.requires_grad for parameter in self._parameters])
 
 
@@ -812,7 +835,7 @@ def knowledge(model: nn.Module) -> _ModelFacts:
     if not callable(getattr(model, "parameters", None)):
         raise UsageError(f"model is {model!r:.80}, not a torch.nn.Module")
     facts = _facts_of_models.get(model)
-    if facts is None or not facts.is_current():
+    if facts is None or facts.now_trained() != facts.trained:
         facts = _facts_of_models[model] = _ModelFacts(model)
     return facts
 

@@ -74,6 +74,7 @@ class Guarded:
 
     enabled = True
     failed = ""  # why, once it has
+    stops = ""  # what its failure stops, for the message
 
     def is_over(self) -> bool:
         """True if guarded methods do nothing any more."""
@@ -82,7 +83,7 @@ class Guarded:
     def fail(self, error: Exception) -> None:
         """A guarded method has failed: print one line on stderr."""
         self.failed = reason_of(error)
-        warn_once(f"{type(self).__name__} stopped: {self.failed}")
+        warn_once(f"{self.stops or f'{type(self).__name__} stopped'}: {self.failed}")
 
 
 def guarded(method: _Called) -> _Called:

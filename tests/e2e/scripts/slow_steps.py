@@ -1,9 +1,10 @@
-"""`erg train` of a model whose steps are slow: after some quick ones, its forward pass takes long.
+"""`erg train` of a model whose steps are slow: after some quick ones, one of them takes long.
 
     slow_steps.py KIND QUICK LENGTH WARM_UP_S [options of erg train]
 
-KIND is `sleep`, for so many seconds; `torch`, the eigenvalues of a matrix of that size, which is
-one call into C; or `never`. The file `slow` has the process's number from then on, and `over` is
+KIND is `sleep`, for so many seconds, in the forward pass; `optimizer`, the same in the optimizer,
+which is not waited for; `torch`, the eigenvalues of a matrix of that size, which is one call into
+C; or `never`. The file `slow` has the process's number from then on, and `over` is
 made after it.
 """
 
@@ -23,22 +24,25 @@ from ergmeter.workloads.sft import progress
 
 kind, quick, length, warm_up_s = sys.argv[1], *map(float, sys.argv[2:5])
 progress.WARM_UP_S = warm_up_s
-forward, calls = LlamaForCausalLM.forward, 0
+slow: Any = torch.optim.AdamW if kind == "optimizer" else LlamaForCausalLM
+method = "step" if kind == "optimizer" else "forward"
+quick_one, calls = getattr(slow, method), 0
 
 
-def slow_forward(self: Any, *args: Any, **named: Any) -> Any:
+def slow_one(self: Any, *args: Any, **named: Any) -> Any:
     global calls
     calls += 1
     if calls > quick and not Path("slow").exists():
         Path("slow.new").write_text(str(os.getpid()))
         Path("slow.new").rename("slow")
-        if kind == "sleep":
+        if kind in ("sleep", "optimizer"):
+            progress._OPTIMIZER_S = 0.5
             time.sleep(length)
         elif kind == "torch":
             torch.linalg.eigvals(torch.randn(int(length), int(length)))
         Path("over").touch()
-    return forward(self, *args, **named)
+    return quick_one(self, *args, **named)
 
 
-LlamaForCausalLM.forward = slow_forward
+setattr(slow, method, slow_one)
 main(["train", *sys.argv[5:]])

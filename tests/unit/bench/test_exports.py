@@ -81,6 +81,50 @@ def test_a_run_leaves_its_tables_and_another_renews_them(erg: Erg, scenarios: Pa
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 
 
+# What FMS's README has as the output of a training with memory metrics.
+OUTPUT_METRICS = {
+    "train_runtime": 143.6704,
+    "train_samples_per_second": 0.835,
+    "train_steps_per_second": 0.209,
+    "train_tokens_per_second": 3421.164,
+    "train_loss": 1.292790667215983,
+    "init_mem_cpu_alloc_delta": 8192,
+    "init_mem_gpu_alloc_delta": 0,
+    "init_mem_cpu_peaked_delta": 0,
+    "init_mem_gpu_peaked_delta": 0,
+    "train_mem_cpu_alloc_delta": 531410944,
+    "train_mem_gpu_alloc_delta": 126487040,
+    "train_mem_cpu_peaked_delta": 0,
+    "train_mem_gpu_peaked_delta": 11016635392,
+    "before_init_mem_cpu": 5831098368,
+    "before_init_mem_gpu": 4747206656,
+    "epoch": 0.04,
+}
+
+
+def test_each_documented_metric_of_a_training_is_in_fms_files(erg: Erg, tmp_path: Path) -> None:
+    """Printed by a program, as the Trainer does: to its results.json, and to both tables."""
+    (tmp_path / "program.py").write_text(f"print({OUTPUT_METRICS!r})\n")
+    command = f"{{python}} {tmp_path}/program.py {{run}}"
+    scenario = {"name": "a", "command": command, "arguments": {}}
+    (tmp_path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    out = tmp_path / "results"
+    code, _, said = erg("bench", "run", tmp_path / "scenarios.yaml", "--out", out, "--cool-down", 0)
+    assert code == 0, said
+    kept = json.loads((out / "exp_0" / "results.json").read_text())
+    assert OUTPUT_METRICS.items() <= kept.items()
+    (raw,) = read(out / "raw_summary.csv")
+    assert {name: float(raw[name]) for name in OUTPUT_METRICS} == OUTPUT_METRICS
+    (only,) = read(out / "benchmarks.csv")
+    shown = [name for name in OUTPUT_METRICS if "_mem_" not in name]
+    assert {name: float(only[name]) for name in shown} == {
+        name: OUTPUT_METRICS[name] for name in shown
+    }
+    # The README's sum over train: 4747206656 + 0 + 126487040 + 11016635392; and without its peak.
+    assert float(only["mem_peak_torch_mem_alloc_in_bytes"]) == 15_890_329_088
+    assert float(only["mem_torch_mem_alloc_in_bytes"]) == 4_873_693_696
+
+
 def bench(folder: Path) -> Path:
     cell = folder / "results" / "exp_0"
     cell.mkdir(parents=True)

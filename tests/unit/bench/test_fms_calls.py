@@ -7,6 +7,7 @@ call exits, in test_scripts.py.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -182,8 +183,18 @@ def test_the_flags_do_what_fms_says(script: Any, clone: Path, tmp_path: Path) ->
         "{python} -m tuning.sft_trainer --model_name_or_path mistralai/Mistral-7B-v0.1"
         " --packing True --max_seq_len 4096 --training_data_path {data}/"
     )
-    for words_ in ("--r 16", "--target_modules q_proj k_proj v_proj o_proj", "--max_steps 100"):
-        assert f" {words_}" in " ".join(first.command)
+    assert " --target_modules q_proj k_proj v_proj o_proj --" in " ".join(first.command)
+    arguments = dict(itertools.pairwise(first.command))
+    expected = {
+        "fp16": "True", "learning_rate": "2e-4", "torch_dtype": "float16", "peft_method": "lora",
+        "r": "16", "lora_alpha": "16", "lora_dropout": "0.0", "max_steps": "100",
+        "per_device_train_batch_size": "4", "gradient_accumulation_steps": "1",
+        "skip_memory_metrics": "True", "output_dir": "{hf}",
+    }  # fmt: skip
+    assert {name: arguments[f"--{name}"] for name in expected} == expected
+    tracked = script.planned(script.parser().parse_args([*words, "--log_memory_hf"])).cells[0]
+    assert dict(itertools.pairwise(tracked.command))["--skip_memory_metrics"] == "False"
+    assert len(script.planned(script.parser().parse_args([*words, "--repeats", "3"])).cells) == 36
     name = "accelerated-peft-autogptq-sample-configuration.yaml"
     file = clone.parents[2] / "sample-configurations" / name
     assert Path(first.environment["ACCELERATION_FRAMEWORK_CONFIG_FILE"]).resolve() == file

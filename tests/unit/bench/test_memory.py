@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ergmeter.bench.results import of_trainer, smi_peaks
 from ergmeter.bench.tables import BYTES_PER_MIB, MEMORY
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, NotMeasurable
 
 # The example that the FMS guide prints.
 GUIDE = {
@@ -136,9 +136,11 @@ def test_a_log_without_memory_says_what_to_log(tmp_path: Path) -> None:
         smi_peaks(log(tmp_path, "timestamp, name\n1, A100\n"))
 
 
-def test_a_log_of_a_header_alone_is_no_measurement(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="holds no reading"):
-        smi_peaks(log(tmp_path, "index, memory.used [MiB]\n"))
+@pytest.mark.parametrize("text", ["", "index, memory.used [MiB]\n"])
+def test_a_log_without_a_reading_is_not_damaged(tmp_path: Path, text: str) -> None:
+    """As of a cell that was killed before the first."""
+    with pytest.raises(NotMeasurable, match="none was logged before the cell ended"):
+        smi_peaks(log(tmp_path, text))
 
 
 def recorded(name: str) -> list[dict[str, str]]:

@@ -184,6 +184,12 @@ def test_an_export_has_the_lists_and_both_sums(erg: Erg, tmp_path: Path) -> None
         assert found["memory_nvidia_first_bytes"] == [2**20, 2**20]
         assert found["memory_nvidia_ids"] == "0 1"
         assert found["memory_hf_peak_bytes"] == found["memory_hf_peak_prose_bytes"] == 15890329088
+    # In FMS's own table: MiB, of each device less its first reading, the mean over devices.
+    assert erg("bench", "report", path.parent, "--fms", tmp_path / "fms")[0] == 0
+    with (tmp_path / "fms" / "benchmarks.csv").open(newline="") as file:
+        (theirs,) = csv.DictReader(file)
+    assert float(theirs["mem_nvidia_mem_reserved"]) == 3
+    assert float(theirs["mem_peak_torch_mem_alloc_in_bytes"]) == 15890329088
     _, out, _ = erg("bench", "report", path.parent, "--memory", "--format", "csv")
     (alone,) = csv.DictReader(out.splitlines())
     assert alone["memory_hf_alloc_bytes"] == "4873693696"

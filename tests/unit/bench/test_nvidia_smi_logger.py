@@ -194,6 +194,23 @@ def test_where_it_is_not_asked_for_there_is_no_log(tmp_path: Path, scripted: Pat
     assert not (scripted / "pid").exists()
 
 
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(
+    "text", ['{"keywords": ["ind', "[]", "{}", '{"keywords": ["a b"], "interval_s": 1}']
+)
+def test_a_damaged_request_is_named_and_the_cell_runs(tmp_path: Path, text: str) -> None:
+    directory = made(tmp_path, "print()", None)
+    request = directory.parent / nvidia_smi_logger.ASKED
+    request.write_text(text)
+    assert runner(directory).wait(WAIT_S) == 0
+    row = results.collect(directory)
+    assert row["status"] == "ok"
+    why = json.loads(row["missing"])["memory_nvidia_peak_bytes"]
+    assert why.startswith(f"{request} is damaged (")
+    assert why.endswith("): give --memory again")
+    assert why in (directory / "runner.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("code", "limit_s", "status"),
     [("raise SystemExit(1)", None, "error"), (SLEEPS, 1.0, "timeout")],

@@ -359,6 +359,15 @@ def test_a_damaged_file_of_a_cell_is_named_in_the_report(
         assert row["status"] == "ok"
 
 
+def test_an_empty_log_of_a_killed_cell_is_a_reason_and_no_damage(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_=None, status="cancelled")
+    (path / "gpu_memory_logs.csv").write_text("")
+    (row,) = rows(tmp_path)
+    assert not row["damaged"]
+    why = json.loads(row["missing"])["memory_nvidia_peak_bytes"]
+    assert why == "gpu_memory_logs.csv has no reading: none was logged before the cell ended"
+
+
 @pytest.mark.parametrize("text", ['{"version": 1, "cells": [{"index"', "[]", ""])
 def test_a_damaged_plan_is_named_in_the_report(erg: Erg, tmp_path: Path, text: str) -> None:
     add_cell(tmp_path, 0, results_=TRAINED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -14,6 +15,8 @@ import torch
 
 from ergmeter.compat import efficientllm
 from ergmeter.compat.efficientllm import (
+    EfficientLLMCollector,
+    EfficientLLMMetrics,
     MetricsCollector,
     finalize_efficientllm_metrics,
     get_efficientllm_collector,
@@ -91,7 +94,8 @@ def test_figures_are_the_documented_sums_over_the_time_inside_iterations() -> No
 
 
 def test_a_history_of_100_does_not_inflate_3000_iterations() -> None:
-    collector = MetricsCollector(1.0, 100, model_parameters=PARAMETERS)
+    collector = MetricsCollector(1.0, 100)
+    collector.set_model_parameters(PARAMETERS)
     timed = Timed(collector)
     for number in range(3000):
         timed.iterate(0.0, tokens=10, samples=2)
@@ -112,7 +116,8 @@ def test_a_history_of_100_does_not_inflate_3000_iterations() -> None:
 def test_the_history_size_changes_no_figure() -> None:
     found = []
     for size in (1, 10_000):
-        collector = MetricsCollector(1.0, size, model_parameters=10)
+        collector = MetricsCollector(1.0, size)
+        collector.set_model_parameters(10)
         for _ in range(50):
             collector.record_iteration_start()
             time.sleep(0.001)
@@ -143,6 +148,105 @@ def test_the_block_is_as_documented_and_absent_is_said_not_zero(
     if math.isnan(figures["amu_gb"]):  # a machine without a GPU
         assert lines[2] == "  AMU (GB): - (no accelerator)"
         assert "no accelerator" in collector.why_missing()["amu_gb"]
+
+
+# As the guide shows it.
+BLOCK = """[EfficientLLM Metrics] Iteration 100:
+  Loss: 3.245678
+  AMU (GB): 45.23
+  PCU (Ratio): 0.987
+  AL (Seconds): 0.1234
+  TT (Tokens/Param/Sec): 1.23e-06
+  ST (Samples/Param/Sec): 4.56e-09
+  AEC (Watts): 342.5
+"""
+
+
+def test_the_guides_block_is_printed_line_by_line() -> None:
+    """AEC has the two decimals that the original's module prints, as docs/from-efficientllm.md
+    has it; three lines follow."""
+    names = [name for name, _, _ in efficientllm.LINES]
+    values = [45.23, 0.987, 0.1234, 1.23e-06, 4.56e-09, 342.5, 34250.0, 0.1, 0.02]
+    block = efficientllm.block("Iteration 100", 3.245678, dict(zip(names, values, strict=True)))
+    documented = BLOCK.replace("342.5", "342.50")
+    assert block.startswith(documented)
+    assert [line.partition(":")[0] for line in block[len(documented) :].splitlines()] == [
+        "  Energy (J)", "  AL computation (Seconds)", "  AL communication (Seconds)",
+    ]  # fmt: skip
+    tags = [f"efficientllm/{name}" for name in names[:6]]
+    written = efficientllm.scalars(dict(zip(names, values, strict=True)))
+    assert written == dict(zip(tags, values[:6], strict=True))
+
+
+def test_the_calls_have_the_documented_arguments_and_defaults() -> None:
+    collector = inspect.signature(MetricsCollector).parameters
+    defaults = {name: collector[name].default for name in ("collection_interval", "history_size")}
+    assert list(collector)[:2] == list(defaults)
+    assert defaults == {"collection_interval": 1.0, "history_size": 1000}
+    assert list(inspect.signature(initialize_efficientllm_metrics).parameters) == [
+        "model_parameters", "collection_interval", "sequence_length", "batch_size",
+    ]  # fmt: skip
+    made = MetricsCollector(collection_interval=0.5, history_size=2)
+    assert (made.enabled, made.collection_interval, made.history_size) == (True, 0.5, 2)
+    assert made.latency_history.maxlen == 2
+    # What is in the original modules and not in their guide, by the names of their arguments.
+    assert EfficientLLMCollector is MetricsCollector  # LLaMA-Factory's
+    arguments = {
+        "set_model_parameters": ["num_parameters"],
+        "set_batch_config": ["sequence_length", "batch_size"],
+        "record_step_end": ["tokens_processed", "samples_processed"],
+        "calculate_it": ["tokens_generated", "total_inference_time"],
+        "log_metrics": ["iteration", "loss", "writer"],
+        **{f"calculate_{name}": [] for name in ("amu", "pcu", "al", "tt", "st", "aec")},
+    }
+    for name, names in arguments.items():
+        assert list(inspect.signature(getattr(made, name)).parameters) == names, name
+
+
+def test_what_the_original_returns_is_returned_with_the_same_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collector = get_metrics_collector()
+    collector.set_model_parameters(PARAMETERS)
+    collector.set_batch_config(512, 4)
+    for _ in range(3):
+        collector.record_step_start()
+        time.sleep(0.001)
+        collector.record_step_end()
+    metrics = collector.get_all_metrics()
+    assert isinstance(metrics, EfficientLLMMetrics)
+    attributes = dict(
+        zip(("amu", "pcu", "al", "tt", "st", "aec", "it"), efficientllm.ORIGINAL, strict=True)
+    )
+    assert vars(metrics) == pytest.approx(
+        {attribute: metrics[name] for attribute, name in attributes.items()}, nan_ok=True
+    )
+    assert (
+        json.loads(json.dumps(metrics)).keys()
+        == metrics.keys()
+        == {
+            *efficientllm.ORIGINAL,
+            *("energy_joules", "al_computation_seconds", "al_communication_seconds"),
+        }
+    )
+    # 2048 tokens and 4 samples an iteration, by hand.
+    tokens, samples = (getattr(metrics, name) * PARAMETERS for name in ("tt", "st"))
+    assert [tokens * metrics["al_seconds"], samples * metrics["al_seconds"]] == pytest.approx(
+        [2048, 4]
+    )
+    del attributes["it"]
+    for attribute, name in attributes.items():
+        calculated = getattr(collector, f"calculate_{attribute}")()
+        assert calculated == pytest.approx(metrics[name], nan_ok=True), attribute
+    capsys.readouterr()
+    written = Written()
+    logged = collector.log_metrics(7, 1.0, written)
+    assert list(logged) == [f"efficientllm/{name}" for name in attributes.values()]
+    assert list(logged.values()) == pytest.approx(
+        [metrics[name] for name in attributes.values()], nan_ok=True
+    )
+    points = {tag: value for tag, value, _ in written.scalars}
+    assert points == {tag: value for tag, value in logged.items() if not math.isnan(value)}
 
 
 class Written:
@@ -229,7 +333,7 @@ def test_the_variables_are_said_where_they_are_used(
     monkeypatch.setenv("EFFICIENTLLM_HISTORY_SIZE", "20")
     collector = initialize_efficientllm_metrics(7_000_000)
     said = capsys.readouterr().out.splitlines()
-    expected = "[EfficientLLM] Metrics collection initialized for model with 7000000 parameters"
+    expected = "[EfficientLLM] Metrics collection initialized for model with 7,000,000 parameters"
     assert said == [expected, "[EfficientLLM] Collection interval: 0.5s, History size: 20"]
     assert collector.latency_history.maxlen == 20
     assert get_efficientllm_collector() is get_metrics_collector() is collector
@@ -298,6 +402,35 @@ def test_a_generation_of_tokens_below_0_is_refused_once_and_not_counted(
     assert error.count("\n") == 1
     assert "-10 tokens in 1 s is no generation" in error
     assert collector.get_all_metrics()["it_tokens_per_sec"] == 50
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [("a", 2), (5, None), ([1], 2), (5, math.nan), (math.inf, 1)]
+)
+def test_a_generation_of_what_is_no_number_is_refused_with_one_line(
+    tokens: Any, seconds: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collector = get_metrics_collector()
+    assert math.isnan(collector.calculate_it(tokens, seconds))
+    error = capsys.readouterr().err
+    line = f"calculate_it: {tokens!r} tokens in {seconds!r} s is no generation and not counted"
+    assert error == f"ergmeter: {line}\n"
+    assert collector.calculate_it("100", 2.0) == 50  # type: ignore[arg-type]
+    assert collector.get_all_metrics()["it_tokens_per_sec"] == 50
+
+
+def test_finalized_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        collector = initialize_efficientllm_metrics(PARAMETERS)
+        Timed(collector).iterate(0.001, 1, 1)
+        capsys.readouterr()
+        finalize_efficientllm_metrics()
+        finalize_efficientllm_metrics()
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == [
+            "[EfficientLLM] Metrics collection finalized",
+            f"[EfficientLLM] erg report {collector.run_path}",
+        ]
 
 
 def parts(collector: MetricsCollector) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -166,6 +167,65 @@ def test_a_model_without_a_configuration_is_printed_as_counted_on_its_shapes(
     assert expected in capsys.readouterr().out
 
 
+def test_the_calls_have_the_documented_arguments_and_defaults(model: Any) -> None:
+    made = inspect.signature(TrainingMonitor).parameters
+    assert list(made)[:4] == ["output_dir", "config", "log_file", "flops_profile_freq"]
+    assert (made["config"].default, made["log_file"].default) == (None, "training_log.json")
+    called = inspect.signature(TrainingMonitor.log_step).parameters
+    assert list(called)[1:8] == [
+        *("step", "epoch", "loss", "grad_norm", "learning_rate", "attention_mask", "skip_wandb"),
+    ]
+    assert (called["attention_mask"].default, called["skip_wandb"].default) == (None, False)
+    function = inspect.signature(calculate_mfu_with_profiler).parameters
+    assert list(function)[:4] == ["model", "batch_size", "seq_length", "step_time"]
+    assert TrainingMonitor("elsewhere").flops_profile_freq == 500
+    # By position, with a log of another name; and by name.
+    monitor = TrainingMonitor("out", None, "mine.json", 2)
+    monitor.set_model_ref(model)
+    assert (monitor.flops_profile_freq, monitor.log_file) == (2, str(Path("out") / "mine.json"))
+    monitor.log_step(
+        step=3, epoch=1, loss=2.0, grad_norm=1.0, learning_rate=1e-4, attention_mask=mask(8),
+        skip_wandb=True,
+    )  # fmt: skip
+    monitor.finish_training()
+    (entry,) = logged(monitor)["step_logs"]
+    assert (entry["step"], entry["epoch"], entry["learning_rate"]) == (3, 1, 1e-4)
+    written = {path.name for path in Path("out").iterdir()}
+    assert written == {"mine.json", "mine.steps.jsonl"}
+
+
+def test_the_newest_step_and_means_of_the_last_ones(monitor: TrainingMonitor) -> None:
+    assert (monitor.get_latest_metrics(), monitor.get_avg_metrics(2)) == (None, {})
+    monitor.start_training()
+    for step in range(4):
+        time.sleep(0.001)
+        monitor.log_step(step, 0, 4.0 - step, float(step), 1e-4, mask(8) if step else None)
+    entries = monitor.step_logs
+    assert monitor.get_latest_metrics() == entries[-1]
+    assert monitor.get_avg_metrics(2) == {
+        "avg_loss": 1.5, "avg_grad_norm": 2.5, "num_steps": 2,
+        "avg_step_time": pytest.approx((entries[2]["step_time"] + entries[3]["step_time"]) / 2),
+        "avg_mfu": pytest.approx((entries[2]["mfu"] + entries[3]["mfu"]) / 2),
+    }  # fmt: skip
+    # A step whose MFU is not known lowers no mean.
+    assert monitor.get_avg_metrics()["num_steps"] == 4
+    known = [entry["mfu"] for entry in entries[1:]]
+    assert monitor.get_avg_metrics()["avg_mfu"] == pytest.approx(sum(known) / 3)
+
+
+def test_an_mfu_above_1_is_marked_and_not_cut_off(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=1e9)
+    monitor.start_training()
+    assert by_hand([512] * 64) > 20 * 1e9  # above 1 even on a machine that takes 20 s for the call
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(*[512] * 64))
+    monitor.finish_training()
+    mfu = monitor.step_logs[0]["mfu"]
+    assert mfu > 1
+    assert f"MFU = {mfu:.4f} (impossible: above 1) (" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("freq", "times"), [(1, 1000), (10, 100), (50, 20), (100, 10), (500, 2)])
 def test_as_many_lines_as_the_documents_table_has_computations(
     freq: int, times: int, capsys: pytest.CaptureFixture[str]
@@ -247,6 +307,150 @@ def test_a_step_below_0_is_reported_once_and_not_logged(
     [entry] = monitor.step_logs
     assert entry["step"] == 1
     assert 0.01 <= entry["step_time"] <= lasted_s  # since the refused one
+
+
+@pytest.mark.parametrize(
+    "step", ["a", None, math.nan, math.inf, [1], 10**400], ids=lambda step: f"{step!r:.5}"
+)
+def test_a_step_that_is_no_number_is_reported_once_and_the_others_are_logged(
+    step: Any, monitor: TrainingMonitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor.start_training()
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.log_step(2, "first", 2.0, 1.0, 1e-4, mask(8), real_time_flops="x")  # type: ignore[arg-type]
+    monitor.finish_training()
+    line = f"ergmeter: log_step: step is {step!r}, must be 0 or more: such steps are not logged\n"
+    assert capsys.readouterr().err == line
+    steps = logged(monitor)["step_logs"]
+    assert [entry["step"] for entry in steps] == [1, 2]
+    assert (steps[1]["epoch"], steps[1]["real_time_flops"]) == (None, None)
+    assert steps[1]["step_time"] > 0
+
+
+def test_a_call_that_fails_is_reported_and_what_follows_is_logged_and_written(
+    monitor: TrainingMonitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unchecked: Any = monitor
+    monitor.start_training()
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    for step in (2, 3):
+        unchecked.log_step(step)  # arguments are missing
+    for step in (4, 5):
+        time.sleep(0.001)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    unchecked.log_evaluation(5, 1.5, 0.5, ["no mapping"])
+    monitor.finish_training()
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 2
+    assert "log_step() missing 4 required positional arguments: 'epoch'" in reported[0]
+    assert "AttributeError" in reported[1]
+    steps = logged(monitor)["step_logs"]
+    assert [entry["step"] for entry in steps] == [1, 4, 5]
+    # Two steps were not logged: the time since is not that of one step.
+    assert [entry["step_time"] is None for entry in steps] == [False, True, False]
+
+
+def test_a_model_that_cant_be_counted_costs_the_mfu_and_not_the_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Odd(torch.nn.Module):
+        def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+            raise OSError("its weights are elsewhere")
+
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1)
+    monitor.set_model_ref(Odd())
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.finish_training()
+    assert "MFU = - (OSError: its weights are elsewhere)" in capsys.readouterr().out
+    (entry,) = logged(monitor)["step_logs"]
+    assert entry["tokens_per_second"] * entry["step_time"] == pytest.approx(8)
+
+
+def test_epochs_are_written_without_any_step(monitor: TrainingMonitor) -> None:
+    monitor.log_epoch(0, 2.5, 12.5)
+    found = logged(monitor)
+    assert (found["step_logs"], found["epoch_logs"][0]["avg_loss"]) == ([], 2.5)
+
+
+@pytest.mark.parametrize("rows", [[[1, 1], [1, 0]], ((1, 1), (1, 0))])
+def test_a_mask_that_is_a_list_is_used(
+    rows: Any, model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, rows)
+    monitor.finish_training()
+    (entry,) = monitor.step_logs
+    assert entry["tokens_per_second"] * entry["step_time"] == pytest.approx(3)
+    assert entry["mfu"] == pytest.approx(by_hand([2, 1]) / entry["step_time"] / PEAK)
+
+
+@pytest.mark.parametrize(
+    "odd", [[[1, 1], [1]], "1110", 7, {"mask": 1}, [[[1]]], torch.ones(1, 2, 3)]
+)
+def test_what_is_no_mask_is_named_as_the_reason(
+    odd: Any, model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, odd)
+    monitor.finish_training()
+    what = " ".join(repr(torch.tensor(odd) if odd == [[[1]]] else odd).split())
+    reason = f"MFU = - (attention_mask is {what}, not rows of 0 and 1 of one length)"
+    assert reason in capsys.readouterr().out
+    assert monitor.step_logs[0]["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (
+            {"monitoring": {"flops_profile_frq": 7}},
+            "monitoring.flops_profile_frq is not read; the nearest key that is: "
+            "monitoring.flops_profile_freq",
+        ),
+        (
+            {"monitoring": {"training_log_freq": 7}},
+            "monitoring.training_log_freq is not read; the nearest key that is: "
+            "monitor.freq.training_log_freq",
+        ),
+        (
+            {"monitor": {"freq": {"perf_freq": 7}}},
+            "monitor.freq.perf_freq is not read; the nearest key that is: "
+            "monitor.freq.perf_log_freq",
+        ),
+    ],
+)
+def test_a_key_that_is_not_read_is_named_once_with_the_nearest(
+    config: Any, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        assert TrainingMonitor("out", config).flops_profile_freq == 500
+    assert capsys.readouterr().err == f"ergmeter: config: {line}\n"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(guard, "_warned", set())
+    TrainingMonitor("out", config)
+    assert capsys.readouterr().err == ""
+
+
+def test_keys_of_the_original_are_not_named(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("training", "perf", "gpu", "eval")
+    freq = {**{f"{name}_log_freq": 5 for name in names}, "flops_profile_freq": 5}
+    freq |= {"local_save_freq": 5, "progress_update_freq": 5}
+    TrainingMonitor("out", {"monitor": {"freq": freq}, "monitoring": None, "optimizer": {"lr": 1}})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("config", [{"monitoring": 5}, {"monitor": []}, {"monitor": {"freq": 5}}])
+def test_a_section_that_is_no_mapping_is_refused(config: Any) -> None:
+    with pytest.raises(UsageError, match=r"^monitor\S* is (5|\[\]): it must be a mapping"):
+        TrainingMonitor("out", config)
 
 
 def test_without_a_mask_or_a_model_mfu_is_absent_and_says_why(
@@ -506,11 +710,15 @@ def test_a_disk_that_fails_costs_the_log_and_nothing_else(
 ) -> None:
     (tmp_path / "out").write_text("a file where a folder should be")
     monitor = TrainingMonitor(tmp_path / "out", {}, model=model)
+    line = f"no training log from here on: {monitor.log_file} can't be written: FileExistsError: "
+    error = capsys.readouterr().err
+    assert error.startswith(f"ergmeter: {line}")
+    assert error.count("\n") == 1
     for step in range(3):
         monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
     path = monitor.run_path
     monitor.finish_training()
-    assert capsys.readouterr().err.count("TrainingLog stopped") == 1
+    assert capsys.readouterr().err == ""
     assert path is not None
     assert len(Run.open(path).steps()["start_ns"]) == 2
 
@@ -559,6 +767,41 @@ def test_rows_come_as_often_as_the_configuration_says_and_not_for_skipped_steps(
     assert by_group == {"training/": [2, 6, 8, 10, 12], "perf/": [3, 6, 12]}
     assert set(rows.rows) == {2, 3, 6, 8, 10, 12, None}
     assert set(rows.rows[None]) == {"training/total_time"}
+
+
+def test_the_keys_of_wandb_and_any_values_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    asked: dict[str, Any] = {}
+
+    class Opened(Rows):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            asked.update(options)
+            self.axes: dict[str, str | None] = {}
+
+        def define_metric(self, name: str, *, step_metric: str | None = None) -> None:
+            self.axes[name] = step_metric
+
+    monkeypatch.setattr(wandb, "init", Opened)
+    monkeypatch.setattr(wandb, "run", None)
+    keys = {"project": "p", "run_name": "r", "tags": ["a", "b"], "notes": "n"}
+    config = {"wandb": {"enabled": True, **keys}, "train_batch_size": 2}
+    monitor = TrainingMonitor("out", config)
+    assert asked == {
+        "project": "p", "name": "r", "tags": ["a", "b"], "notes": "n", "config": config,
+        "resume": "allow",
+    }  # fmt: skip
+    rows: Any = monitor._rows._run
+    assert rows.axes == {"step": None, **dict.fromkeys(("training/*", "perf/*", "eval/*"), "step")}
+    monitor.log_metrics({"eval/f1": 0.5, "mine": 2}, 7)
+    monitor.log_evaluation(8, 1.5, 0.25, {"f1": 0.75})
+    monitor.log_epoch(0, 2.5, 12.5, current_step=8)
+    monitor.finish_training()
+    assert rows.rows[7] == {"eval/f1": 0.5, "mine": 2, "step": 7}
+    evaluated = {"eval/overall_loss": 1.5, "eval/overall_accuracy": 0.25, "eval/f1": 0.75}
+    epoch = {"epoch_avg_loss": 2.5, "epoch_number": 0, "epoch_time": 12.5}
+    ended = {f"training/{name}": value for name, value in epoch.items()}
+    assert rows.rows[8] == {**evaluated, **ended, "step": 8}
 
 
 class OnItsWay:

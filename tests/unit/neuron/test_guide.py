@@ -254,6 +254,52 @@ def test_advanced_usage_with_all_features(guide: Callable[..., Any], is_original
     assert score_lines(out)[5] == f"Final Training Score: {score:.4f}"
 
 
+def section(out: str, title: str) -> dict[str, list[str]]:
+    """A section of the console: each line's words by the first of them, up to two spaces."""
+    text = out.partition(f"\n{title}\n")[2].partition("\n\n")[0]
+    rows = (re.split(r" {2,}", line.strip()) for line in text.splitlines())
+    return {label: words for label, *words in rows}
+
+
+def test_the_summaries_of_the_console_have_what_was_asked_for_and_found(
+    guide: Callable[..., Any], is_original: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide's Configuration Summary and Summary Statistics, of its advanced command."""
+    monkeypatch.setenv("COLUMNS", "300")
+    out, found = guide(ADVANCED, "metrics_report.json")
+    asked = section(out, CONSOLE_SECTIONS["inputs"])
+    assert {name: asked[name][0] for name in ("model", "log", "nodes")} == {
+        "model": "model_config.json", "log": "training.log", "nodes": "4",
+    }  # fmt: skip
+    assert [asked[f"sequences {each}"][0] for each in ("a step", "per second")] == ["32", "150.5"]
+    assert asked["tokens a sequence"][0] == "2048"
+    assert asked["compile cache"][0].endswith(CACHE)
+    work, mfu = tflop(SMALL, 2048, is_original=is_original), found["mfu_percent"]
+    summary = section(out, CONSOLE_SECTIONS["figures"])
+    assert f"MFU: {mfu:.2f}%" in " ".join(summary)
+    rate = work if is_original else 150.5 * work
+    assert f"TFLOPs/second: {rate:.2f}" in summary
+    assert {"Throughput: 150.50 seq/s", f"Throughput per node: {150.5 * work / 4:.2f} TFLOP/s"} <= (
+        set(summary)
+    )
+    average, least = ("0.3000", "0.3000") if is_original else ("0.1500", "0.0000")
+    graphs = section(out, CONSOLE_SECTIONS["nki"])
+    labels = ("Files analyzed", "Overall NKI Ratio", "Average NKI Ratio", "Min NKI Ratio",
+              "Max NKI Ratio", "Total HLO MACs", "Total NKI MACs")  # fmt: skip
+    figures = ["2/2", f"{45 / 156:.4f}", average, least, "0.3000", "156", "45"]
+    assert [graphs[label][0] for label in labels] == figures
+
+
+def test_the_other_documented_hardware(guide: Callable[..., Any], is_original: bool) -> None:
+    """trn2: by the original 16 chips of 667 TFLOP/s a node; here the 32 devices of the YAML."""
+    out, found = guide(f"{BASIC} --throughput 20 --hw-backend trn2 --num-nodes 2")
+    node = 10672 if is_original else 32 * 2 * 667 / 8
+    mfu = 100 * 20 * tflop(SMALL, 4096, is_original=is_original) / (2 * node)
+    assert (found["hardware_backend"], found["num_nodes"]) == ("trn2", 2)
+    assert found["mfu_percent"] == pytest.approx(mfu)
+    assert f"\nMFU: {mfu:.2f}%" in out
+
+
 def test_advanced_usage_on_a_model_for_which_its_throughput_is_impossible(
     guide: Callable[..., Any], is_original: bool
 ) -> None:
@@ -311,6 +357,29 @@ def test_the_workflow_of_a_comparison(guide: Callable[..., Any], is_original: bo
         assert found["missing"]["training_score"] == NO_RATE
         assert score_lines(out)[0] == "MFU improvement: - (45.00% → -)"
         assert score_lines(out)[-1] == f"Final Training Score: - ({NO_RATE})"
+
+
+def test_a_0_on_the_command_line_is_as_not_given_to_the_original_alone(erg: Erg, job: Path) -> None:
+    options = ("--throughput", "0", "--batch-size", "0", "--seq-len", "0", "--calculate-score")
+    words = (
+        *shlex.split(WORKFLOW),
+        *options,
+        "--base-mfu",
+        "0",
+        "--base-throughput",
+        "0",
+        "--json",
+    )
+    code, out, _ = erg("analyze", *words, "--compat")
+    assert code == 0
+    found = json.loads(out)
+    sizes = [found[name] for name in ("throughput_seq_per_sec", "batch_size", "sequence_length")]
+    assert sizes == [100.0, 64, 4096]
+    # The factor of a baseline of 0 is 1.
+    assert found["training_score"] == pytest.approx(1 + 45 / 156)
+    code, out, err = erg("analyze", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "must be a number above 0; got 0" in err
 
 
 def test_the_workflow_of_debugging_nki(guide: Callable[..., Any], is_original: bool) -> None:

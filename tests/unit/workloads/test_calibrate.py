@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,31 +94,31 @@ def numpy_per_s(side: int) -> float:
 
 
 def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two libraries, interleaved on one machine; which is the faster one is not ours to say."""
+    """Two libraries, interleaved on one machine; which is the faster one is not ours to say. The
+    best of each: other programs take a core from one of them for a while."""
     monkeypatch.setattr(calibration_trials, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
-    ratios = []
+    ours, theirs = [], []
     for _ in range(4):
         rate, swept = calibration_trials.achievable("fp32", CPU, BRIEF)
         side = int(rate.of.split("x")[0])
         assert rate.of in swept
-        ratios.append(rate.value / numpy_per_s(side))
-    assert 0.2 < statistics.median(ratios) < 5
+        ours.append(rate.value)
+        theirs.append(numpy_per_s(side))
+    assert 0.2 < max(ours) / max(theirs) < 5
 
 
 def test_copies_are_as_fast_as_numpys_beside_them() -> None:
     size = 64 << 20
     memory = calibration_trials.MemoryStreams(CPU, 2 * size)
     a, b = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
-    ratios = []
+    ours, theirs = [], []
     for _ in range(4):
-        rate = memory.bandwidth("copy", BRIEF)
-        spans = []
+        ours.append(memory.bandwidth("copy", BRIEF).value)
         for _ in range(4):
             began_s = time.perf_counter()
             np.copyto(b, a)
-            spans.append(time.perf_counter() - began_s)
-        ratios.append(rate.value / (2 * size / statistics.median(spans)))
-    assert 0.2 < statistics.median(ratios) < 5
+            theirs.append(2 * size / (time.perf_counter() - began_s))
+    assert 0.2 < max(ours) / max(theirs) < 5
 
 
 # -- what is multiplied and moved ------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.workloads.sft import memory_need, tiny_model, training
 from ergmeter.workloads.sft.config_file import SftConfig, load
+from ergmeter.workloads.sft.prepared_data import prepare_data
 from ergmeter.workloads.sft.progress import TrainingWatch
 from tests.models import models as kept_models
 
@@ -129,8 +131,7 @@ def test_a_model_too_large_to_load_is_refused_before_it_is_loaded(
     (line,) = [line for line in printed.splitlines() if "stopped" in line]
     assert code == 1
     assert "the training needs" in line
-    assert " is free: take a smaller train.batch_size" in line
-    assert "--anyway" in line
+    assert " is free: take tuning.mode lora, a smaller model, or --anyway)" in line
     assert line.endswith("nothing is saved")
     code, _, problem = erg("train", "--config", "run.yaml", "--anyway")
     assert code == 2
@@ -153,6 +154,54 @@ def test_a_batch_too_large_is_refused_once_the_rows_are_read(write: Write) -> No
     outcome = training.run(load(path))
     assert (outcome.status, outcome.saved, outcome.run) == ("stopped", False, None)
     assert f" x {LONGEST} tokens at a time), and " in outcome.problem
+
+
+ROW = {"prompt": "Who keeps the bees?", "response": "Anna keeps the bees. " * 50}
+FREE = ", and 1 B is free: take "
+BATCH, LENGTH = "a smaller train.batch_size, ", "a shorter model.max_seq_len, "
+QLORA = "tuning.mode qlora (tuning.backend bnb), "
+
+
+@pytest.mark.parametrize(
+    ("tuning", "rows", "advice"),
+    [
+        ({"mode": "full"}, 0, "tuning.mode lora, "),
+        ({"mode": "lora"}, 0, QLORA),
+        ({"mode": "dora"}, 0, QLORA),
+        ({"backend": "bnb", "bits": 8}, 0, "tuning.mode qlora, "),
+        ({"backend": "bnb", "mode": "qlora"}, 0, ""),
+        ({"backend": "bnb", "mode": "qlora"}, 1, LENGTH),
+        ({"mode": "lora"}, 4, BATCH + LENGTH + QLORA),
+        ({"mode": "lora"}, 64, BATCH + LENGTH),  # the weights are a small part
+    ],
+)
+def test_only_what_would_help_is_advised(
+    write: Write, tuning: dict[str, Any], rows: int, advice: str
+) -> None:
+    """`rows` 0: before any are read."""
+    Path("pairs.jsonl").write_text((json.dumps(ROW) + "\n") * 64)
+    config = write(
+        model={"max_seq_len": 512}, tuning=tuning, train={"batch_size": rows or 8},
+        data={"train_path": "pairs.jsonl"},
+    )  # fmt: skip
+    data = prepare_data(config, tiny_model.tokenizer("tiny")) if rows else None
+    watch = TrainingWatch()
+    memory_need.check(config, watch, model_of("1b"), 1.0, data)
+    assert watch.reason.partition(FREE)[2] == f"{advice}a smaller model, or --anyway"
+
+
+def test_what_is_too_large_is_refused_before_the_model_is_loaded(
+    write: Write, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the rows are read. There are no weights to load."""
+    (made,) = kept_models(tmp_path_factory).glob("tiny-*[0-9a-f]")
+    shutil.copytree(made, "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    changes = {"name": "./model", "local_dir": None}
+    needed = memory_need.step_bytes(write(model=changes), "model", 2, 16, 16)
+    monkeypatch.setattr(memory_need, "free_bytes", lambda: needed)  # of rows cut to 64 tokens
+    outcome = training.run(write(model=changes))
+    assert (outcome.status, outcome.run) == ("stopped", None)
+    assert "(2 x 64 tokens at a time)" in outcome.problem
 
 
 def test_a_batch_is_no_larger_than_the_rows_there_are(write: Write) -> None:

@@ -250,6 +250,10 @@ def test_a_wrong_key_or_value_is_named_with_what_to_write(
         ("model: {name: 'builtin:tini'}", "did you mean builtin:tiny?"),
         ("model: {name: a/b, type: seq2seq}\ndata: {packing: true}", "one document a row"),
         ("model: {name: a/b, type: seq2seq}\ntask_mode: cpt", "takes sft"),
+        (
+            "model: {name: a/b, attn_implementation: sdpa}\ntuning: {backend: unsloth}",
+            "model.attn_implementation: Unsloth chooses its own",
+        ),
     ],
 )
 def test_what_can_t_hold_together_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -43,23 +43,23 @@ class Trained:
 
     def __init__(self, watch: TrainingWatch, clock: Clock, steps: int) -> None:
         self._watch, self._clock = watch, clock
-        self._state = SimpleNamespace(
+        self.state = SimpleNamespace(
             global_step=0, max_steps=steps, is_world_process_zero=True, log_history=[]
         )
-        self._control = SimpleNamespace(should_training_stop=False)
+        self.control = SimpleNamespace(should_training_stop=False)
 
     def begin_step(self) -> None:
-        self._watch.on_step_begin(ARGUMENTS, self._state, self._control)
+        self._watch.on_step_begin(ARGUMENTS, self.state, self.control)
 
     def steps(self, *durations_s: float) -> bool:
         """Make steps; whether the training is asked to stop after the last."""
         for duration_s in durations_s:
             self.begin_step()
             self._clock.now_s += duration_s
-            self._watch.on_pre_optimizer_step(ARGUMENTS, self._state, self._control)
-            self._state.global_step += 1
-            self._watch.on_step_end(ARGUMENTS, self._state, self._control)
-        return bool(self._control.should_training_stop)
+            self._watch.on_pre_optimizer_step(ARGUMENTS, self.state, self.control)
+            self.state.global_step += 1
+            self._watch.on_step_end(ARGUMENTS, self.state, self.control)
+        return bool(self.control.should_training_stop)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_anyway_is_a_warning(clock: Clock, capsys: pytest.CaptureFixture[str]) -
 )
 def test_a_signal_waits_for_the_step_as_long_as_the_grace(
     clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     done_s: tuple[float, ...],
     elapsed_s: float,
@@ -118,22 +119,110 @@ def test_a_signal_waits_for_the_step_as_long_as_the_grace(
     trained.steps(*done_s)
     trained.begin_step()
     clock.now_s += elapsed_s
-    ended = threading.Event()
-
-    def end_now(may_save: bool) -> int:
-        assert may_save
-        ended.set()
-        return threading.Event().wait()  # or the process would end: this thread never does
-
-    with signals.handled(watch.on_signal), watch.watches(end_now):
+    process = Process(monkeypatch)
+    with signals.handled(watch.on_signal), watch.watches(process.end_now):
         os.kill(os.getpid(), signal.SIGTERM)
         _eventually(lambda: watch.by == signal.SIGTERM)
         message = FINISHING if waits else "[train] ending this step\n"
         assert capsys.readouterr().err == message
         if waits:
-            assert not ended.is_set()  # the clock does not move by itself
+            assert not process.ended.is_set()  # the clock does not move by itself
             clock.now_s += grace_s
-        assert ended.wait(LONG_S)
+        assert process.ended.wait(LONG_S)
+        assert process.may_save
+        process.may_end.set()
+
+
+class Process:
+    """In place of this process's end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_save: bool | None = None
+        self.ended, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr(os, "_exit", lambda _code: None)
+
+    def end_now(self, may_save: bool) -> int:
+        self.may_save = may_save
+        self.ended.set()
+        self.may_end.wait(LONG_S)
+        return 1
+
+
+def test_a_signal_at_the_very_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    for _ in range(20):
+        watch = TrainingWatch()
+        with signals.handled(watch.on_signal), watch.watches(process.end_now):
+            watch.ends()
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert watch.by == signal.SIGTERM
+    assert not process.ended.is_set()
+
+
+def test_an_optimizer_that_fails_is_no_reason_to_end_what_saves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal came within its step; it left the weights locked."""
+    monkeypatch.setattr(progress, "_OPTIMIZER_S", 0.3)
+    process, watch = Process(monkeypatch), TrainingWatch(grace_s=0.0)
+    with signals.handled(watch.on_signal), watch.watches(process.end_now):
+        watch.on_pre_optimizer_step(ARGUMENTS, None, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        _eventually(lambda: watch.by == signal.SIGTERM)
+        time.sleep(0.1)  # it waits for the optimizer
+        watch.ends()
+        assert not process.ended.wait(1.0)
+        process.may_end.set()
+
+
+def test_no_weights_are_saved_once_the_process_ends(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer ends its step later than it was waited for."""
+    monkeypatch.setattr(progress, "_OPTIMIZER_S", 0.1)
+    process, watch = Process(monkeypatch), TrainingWatch(grace_s=0.0)
+    trained = Trained(watch, clock, 100)
+    saving = threading.Event()
+
+    def end() -> None:
+        watch.ends()
+        saving.set()
+
+    with signals.handled(watch.on_signal), watch.watches(process.end_now):
+        trained.begin_step()
+        watch.on_pre_optimizer_step(ARGUMENTS, None, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert process.ended.wait(LONG_S)
+        assert process.may_save is False
+        watch.on_step_end(ARGUMENTS, trained.state, trained.control)
+        threading.Thread(target=end, daemon=True).start()
+        assert not saving.wait(0.5)
+        process.may_end.set()
+
+
+def test_a_series_that_took_long_leaves_a_first_step_its_warm_up(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_LOOK_S", 0.01)
+    process, watch = Process(monkeypatch), TrainingWatch(series=(2, 7 * 3600.0))
+    trained = Trained(watch, clock, 3)
+    with watch.watches(process.end_now):
+        trained.begin_step()
+        clock.now_s += progress.WARM_UP_S - 1
+        assert not process.ended.wait(0.3)
+        clock.now_s += 2
+        assert process.ended.wait(LONG_S)
+        process.may_end.set()
+
+
+def test_a_rank_that_another_stops_says_so(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "any_rank", lambda _is_asked, _device: True)
+    watch, arguments = TrainingWatch(), SimpleNamespace(world_size=2, logging_steps=1, device=None)
+    trained = Trained(watch, clock, 100)
+    trained.begin_step()
+    watch.on_step_end(arguments, trained.state, trained.control)
+    assert trained.control.should_training_stop
+    assert watch.reason == "another rank stopped"
 
 
 def _eventually(condition: Callable[[], bool]) -> None:

@@ -92,6 +92,14 @@ def test_a_training_that_cannot_finish_ends_its_series(series: Callable[..., Any
     assert (ended, len(told)) == (1, 1)
 
 
+def test_a_configuration_that_can_not_run_here_ends_the_series(
+    series: Callable[..., Any],
+) -> None:
+    """It could not in any round, and the others have nothing to be compared with."""
+    ended, told = series("--interleave", "b.yaml", "--repeats", 2, "--out", "series", code=2)
+    assert (ended, len(told)) == (2, 1)
+
+
 def test_a_training_that_fails_does_not_end_its_series(series: Callable[..., Any]) -> None:
     ended, told = series("--interleave", "b.yaml", "--repeats", 2, code=1)
     assert (ended, len(told)) == (1, 4)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import pkgutil
+import re
+import runpy
+import signal
+import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from importlib.metadata import requires
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -35,6 +42,7 @@ PAIRS = [
     ("How old is the oak?", "Older than the house and younger than the hill it stands on."),
 ]
 EPOCHS = 2
+ROOT = Path(__file__).parents[3]
 # As it was written before the whole training's tokens, carbon and cost were in it.
 BEFORE_CARBON = Path(__file__).parents[2] / "data" / "sft_play" / "ledger_before_carbon.csv"
 WORKERS = 2  # that make the batches; others train without
@@ -209,6 +217,16 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
         *("vram_peak_MB", "vram_avg_MB"),
     ]
     assert list(row)[-4:] == [f"gpu_cost_{part}" for part in ("low", "high", "basis", "note")]
+    described = ("model", "dataset", "backend", "batch_size", "grad_accum", "seq_len", "seed")
+    assert [row[name] for name in described] == [
+        "builtin:tiny",
+        "sft",
+        "torch",
+        "2",
+        "1",
+        "64",
+        "42",
+    ]
     assert row["tok_per_s_basis"] == "measured"
     (entry,) = read_ledger(Path("outputs/ledger.csv"), argument="x").entries
     assert entry.figures["throughput.tokens_per_s"].note == row["tok_per_s_note"] != ""  # type: ignore[union-attr]
@@ -228,6 +246,100 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
     assert Path("outputs/adapter/adapter_model.safetensors").exists()
     assert outcome.run is not None
     assert Run.open(outcome.run).workload["optimizer"] == "torch.AdamW"
+
+
+def test_a_mixture_in_bf16_is_named_so_in_its_row(configuration: Write) -> None:
+    sources = [{"path": name, "type": "sft", "weight": 1} for name in ("pairs.jsonl", "more.jsonl")]
+    Path("more.jsonl").write_text(Path("pairs.jsonl").read_text().replace("Anna", "Bert"))
+    changes = {
+        "task_mode": "cpt_mixed", "datasets": sources, "data": {"train_path": None},
+        "train": {"max_steps": 1, "bf16": True},
+    }  # fmt: skip
+    outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished", outcome.problem
+    (row,) = rows()
+    assert (row["dataset"], row["precision"], row["compute_dtype"]) == ("cpt_mixed", "bf16", "bf16")
+
+
+def ran(
+    script: str, *words: object, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> tuple[int, list[str], list[str]]:
+    """A script of the guide in this process: its exit code, and the lines of both its outputs."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    said = capfd.readouterr()
+    out, err = ([line.strip() for line in text.splitlines()] for text in (said.out, said.err))
+    return int(ended.value.code or 0), out, err
+
+
+def test_the_guides_batch_of_configurations_and_its_analysis(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`for config in configs/run_*.yaml`: two small ones of a backend, so nothing is compared."""
+    Path("configs").mkdir()
+    for name, size in (("a", 1), ("b", 3)):
+        changes = {
+            "report": False, "train": {"batch_size": size},
+            "metrics": {"results_csv": "outputs/energy_results.csv"},
+        }  # fmt: skip
+        configuration(changes).rename(f"configs/run_{name}.yaml")
+    call = partial(ran, monkeypatch=monkeypatch, capfd=capfd)
+    for path in sorted(Path("configs").glob("run_*.yaml")):
+        code, out, _ = call("scripts/train.py", "--config", path)
+        assert code == 0
+        assert "[train] Energy logging enabled: 0.05s interval, 0s warmup" in out
+        assert "[train] Energy logging stopped" in out
+        assert "[train] Metrics saved to outputs/energy_results.csv" in out
+    written = rows("outputs/energy_results.csv")
+    steps = [(row["batch_size"], row["steps"]) for row in written]
+    assert steps == [("1", str(EPOCHS * 6)), ("3", str(EPOCHS * 2))]
+    assert {row["tokens_processed"] for row in written} == {written[0]["tokens_processed"]}
+    code, out, _ = call("scripts/analyze_energy.py", "outputs/energy_results.csv")
+    assert code == 0
+    assert "One group: nothing to compare it with." in out
+
+
+@pytest.mark.parametrize(
+    ("backend", "code", "message"),
+    [
+        ("bnb", 2, "train.py: train.fp16 needs a GPU (gradients are scaled there); there is none:"),
+        ("unsloth", 1, "train.py: tuning.backend unsloth: Unsloth is not installed here."),
+    ],
+)
+def test_the_guides_two_trainings_are_one_line_where_they_cant_be(
+    configuration: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    backend: str,
+    code: int,
+    message: str,
+) -> None:
+    """`python scripts/train.py --config configs/run_bnb.yaml`, as shipped."""
+    del configuration  # for its folder
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = ROOT / "configs" / f"run_{backend}.yaml"
+    ended, _, err = ran("scripts/train.py", "--config", path, monkeypatch=monkeypatch, capfd=capfd)
+    assert ended == code
+    assert err[-1].startswith(message)
+    assert not Path("outputs").exists()
+    assert not Path("runs").exists()
+
+
+def test_what_the_guide_names_is_where_the_page_has_it() -> None:
+    page = (ROOT / "docs" / "from-sft-play.md").read_text()
+    section = page.partition("## Files that the guide names\n")[2].partition("\n## ")[0]
+    for theirs in ("metrics/nvml_utils.py", "metrics/token_counter.py", "train_with_metrics()"):
+        assert f"| `{theirs}`" in section
+    names = re.findall(r"`(ergmeter\.[\w.]+)`", section)
+    assert len(names) == 4
+    assert all(pkgutil.resolve_name(name) for name in names)
+    # `pip install pynvml torch transformers` of the guide is `pip install 'ergmeter[train]'`.
+    required = "\n".join(requires("ergmeter") or ())
+    assert re.search(r"^nvidia-ml-py\b[^;]*$", required, re.MULTILINE)
+    for name in ("torch", "transformers"):
+        assert re.search(rf"\b{name}\b.*; extra == .train.$", required, re.MULTILINE)
 
 
 def test_without_energy_logging_there_is_a_training_and_no_row(configuration: Write) -> None:
@@ -307,6 +419,18 @@ def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(
 
 
 # -- ends -----------------------------------------------------------------------------------------
+
+
+def test_an_error_while_a_step_is_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """From a thread, whose process ends."""
+
+    def full_disk(*_given: object, **_named: object) -> None:
+        raise OSError("no space left")
+
+    fit: Any = SimpleNamespace(_ended=full_disk, _finish=None)
+    assert training._Fit._end_now(fit, True) == 1
+    message = "[train] the training could not be ended properly: OSError: no space left\n"
+    assert capsys.readouterr().err == message
 
 
 def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
@@ -478,9 +602,49 @@ def test_resume_goes_on_from_the_checkpoint(configuration: Write) -> None:
     assert list(index[index == index]) == [2, 3, 4]  # other phases have none
 
 
-def test_resume_without_a_checkpoint_is_refused(configuration: Write) -> None:
-    with pytest.raises(UsageError, match=r"train\.resume: no checkpoint in"):
-        training.run(load(configuration({"train": {"resume": True}})))
+def test_resume_without_a_complete_checkpoint_is_refused(configuration: Write) -> None:
+    Path("outputs/adapter/checkpoint-2").mkdir(parents=True)  # cut while it was written
+    config = load(configuration({"train": {"resume": True}}))
+    with pytest.raises(UsageError, match=r"outputs/adapter: no complete checkpoint; train\.save_s"):
+        training.run(config)
+
+
+def test_resume_passes_over_a_checkpoint_that_was_cut(configuration: Write) -> None:
+    saving = {"train": {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}}
+    assert training.run(load(configuration(saving))).status == "finished"
+    Path("outputs/adapter/checkpoint-4/trainer_state.json").unlink()
+    again = {"train": {**saving["train"], "save_strategy": "no", "resume": True}}
+    outcome = training.run(load(configuration(again)))
+    assert outcome.status == "finished", outcome.problem
+    assert outcome.run is not None
+    index = Run.open(outcome.run).steps()["index"]
+    assert list(index[index == index]) == [2, 3]
+
+
+@pytest.mark.parametrize("steps", [{"max_steps": 3}, {"max_steps": 2}, {"epochs": 1}])
+def test_resume_with_no_step_left_is_refused(configuration: Write, steps: dict[str, int]) -> None:
+    saving = {"train": {"save_strategy": "steps", "save_steps": 3, "max_steps": 3}}
+    assert training.run(load(configuration(saving))).status == "finished"
+    config = load(configuration({"train": {**steps, "resume": True}}))
+    with pytest.raises(UsageError, match=r"step 3 of [23] is done; give a larger train\.max_steps"):
+        training.run(config)
+    assert len(rows()) == 1
+
+
+def test_a_signal_while_the_row_is_written_is_in_the_outcome(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A series would go on, if its training took no notice."""
+    row = ledger.row
+
+    def interrupted(*given: Any) -> dict[str, object]:
+        signal.raise_signal(signal.SIGTERM)
+        return row(*given)
+
+    monkeypatch.setattr(ledger, "row", interrupted)
+    outcome = training.run(load(configuration({"train": {"max_steps": 1}})))
+    assert (outcome.status, outcome.signal) == ("finished", signal.SIGTERM)
+    assert rows()[0]["status"] == "finished"
 
 
 def test_early_stopping_stops(configuration: Write) -> None:

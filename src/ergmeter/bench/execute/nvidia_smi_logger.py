@@ -8,6 +8,7 @@ directory of results, in a file there, because cells run in processes of their o
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import shlex
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import pynvml
 
-from ergmeter.atomic_write import read_json, write_json
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute.launching import nvml_list
 from ergmeter.bench.execute.state import SMI_LOG, SMI_NOTE
 from ergmeter.errors import NotMeasurable, UsageError
@@ -80,12 +81,13 @@ def ask(out: Path, query: Query | None) -> None:
 
 
 def asked(out: Path) -> Query | None:
-    """What is asked for of the cells there."""
+    """What is asked for of the cells there. Raises NotMeasurable if the file is damaged."""
+    path = out / ASKED
     try:
-        query = read_json(out / ASKED)
-        return Query(tuple(query["keywords"]), float(query["interval_s"]))
-    except (ValueError, KeyError, TypeError):
-        return None
+        query = json.loads(path.read_bytes() if path.exists() else b"null")
+        return None if query is None else Query(tuple(query["keywords"]), query["interval_s"])
+    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+        raise NotMeasurable(f"{path} is damaged ({error!r}): give --memory again") from error
 
 
 def lack(path: str | None = None) -> str:
@@ -130,13 +132,9 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     `environment` is the cell's: its PATH, and its CUDA_VISIBLE_DEVICES; `suffix` tells the files of
     one node from another's. What goes wrong is said once and kept there, and the cell runs.
     """
-    query = asked(cell.parent)
-    if query is None:
-        yield
-        return
     log = _Log(cell, suffix)
     try:
-        log.begin(query, environment)
+        log.begin(environment)
         yield
     finally:
         log.end()
@@ -158,10 +156,13 @@ class _Log:
         self._command: list[str] = []
         self._problem = ""
 
-    def begin(self, query: Query, environment: Mapping[str, str]) -> None:
+    def begin(self, environment: Mapping[str, str]) -> None:
         """Start it and wait for its first reading, which is what was there before the cell."""
         program = shutil.which(PROGRAM, path=environment.get("PATH"))
         try:
+            query = asked(self._cell.parent)
+            if query is None:
+                return
             if program is None:
                 raise NotMeasurable(lack(environment.get("PATH")))
             there = _all_gpus()

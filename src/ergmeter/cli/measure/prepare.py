@@ -64,22 +64,13 @@ def _prepared(config: SftConfig) -> tuple[Prepared, dict[str, EpochTokens]]:
 
 def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
     """The model's. Of a built-in one the weights are not made for this."""
-    from ergmeter.errors import UsageError
-
     if config.model.is_builtin:
         from ergmeter.workloads.sft.tiny_model import tokenizer
 
         return tokenizer(config.model.name)
-    from transformers import AutoTokenizer
+    from ergmeter.workloads.sft import trainers
 
-    name = str(config.model.local_dir or config.model.name)
-    try:
-        # transformers has types for some of itself only
-        load: Any = AutoTokenizer.from_pretrained
-        return load(name, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"no tokenizer from {name}: {first}") from error
+    return trainers.load_part(config, config.model.local_dir or config.model.name, "AutoTokenizer")
 
 
 def _rendered(data: Prepared) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ergmeter.workloads.sft.training import TrainingOutcome
 
 _LINE_S = 30.0
-_CANT_FINISH = 3  # the exit code of a training that ends its series: it can't finish here
+# Exit codes of a training that ends its series: it can't run, or can't finish, here.
+_MISUSED, _CANT_FINISH = 2, 3
 
 
 @click.command()
@@ -277,16 +278,17 @@ def _series(
         turn_s = time.monotonic()
         others_s = turn_s - began_s + sum(took_s.get(p, 0) for p in left if p != turn.config.path)
         code = series.run(turn, [*options, "--in-series", str(times), str(others_s)])
-        if code in (130, 143, _CANT_FINISH):
+        if code in (_MISUSED, _CANT_FINISH, 130, 143):
             break  # what stopped one of them means all
         took_s[turn.config.path] = time.monotonic() - turn_s + cool_down_s
         done += code == 0
         failed += code != 0
-    click.echo(f"{done} of {len(plan)} trainings finished; runs in {where}")
+    runs = f"; runs in {where}" if where.exists() else ""
+    click.echo(f"{done} of {len(plan)} trainings finished{runs}")
     if done and len(configs) > 1:
         backends = {config.tuning.backend for config in configs}
         by = "backend" if len(backends) == len(configs) else "config"
         click.echo(f"compare them: erg compare {where} --group-by {by}")
-    if code in (130, 143):
+    if code in (_MISUSED, 130, 143):
         return code
     return 1 if failed or code else 0

@@ -293,6 +293,8 @@ def _model(config: SftSettings) -> Iterator[str]:
             yield f"model.type is {model.type}, but {model.name} is {of}; write model.type: {of}"
     if model.type == "seq2seq" and config.task_mode != "sft":
         yield f"task_mode {config.task_mode} needs model.type causal; a seq2seq model takes sft"
+    if model.attn_implementation and config.tuning.backend == "unsloth":
+        yield "model.attn_implementation: Unsloth chooses its own attention; leave it out"
     if model.type == "seq2seq" and config.tuning.backend == "unsloth":
         yield "tuning.backend unsloth trains causal models only; for seq2seq write torch or bnb"
     if model.type == "seq2seq" and config.train.trainer == "trl":

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,16 +96,10 @@ def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
     own: Any = getattr(optimizer, "args", None)  # where bitsandbytes keeps what makes it different
     if getattr(own, "optim_bits", 32) != 32:
         parts.append(f"{own.optim_bits}bit")
-    if getattr(optimizer, "is_paged", False) and _is_on_gpu(optimizer):
-        parts.append("paged")
+    trained = (p for group in optimizer.param_groups for p in group["params"])
+    if getattr(optimizer, "is_paged", False) and any(parameter.is_cuda for parameter in trained):
+        parts.append("paged")  # elsewhere than on a GPU bitsandbytes pages nothing
     return " ".join(parts)
-
-
-def _is_on_gpu(optimizer: Any) -> bool:  # noqa: ANN401
-    """True if parameters are on a GPU; elsewhere bitsandbytes pages nothing."""
-    return any(
-        parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"]
-    )
 
 
 def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
@@ -142,11 +135,12 @@ def versions() -> dict[str, str | None]:
 
 def commit() -> str | None:
     """The commit of the working directory, with a + where files differ; None outside of git."""
+    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        return f"{head}{'+' if _git('status', '--porcelain', '-uno') else ''}"
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_GIT_S)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()
 
 
 def data_sha256(rows: Iterable[dict[str, Any]]) -> str:
@@ -156,14 +150,6 @@ def data_sha256(rows: Iterable[dict[str, Any]]) -> str:
         for name in ("input_ids", "labels"):
             digest.update(np.asarray(row[name], dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _git(*words: str) -> str:
-    command = ["git", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=_GIT_S, cwd=Path.cwd()
-    )
-    return done.stdout.strip()
 
 
 def _version(name: str) -> str | None:

@@ -82,15 +82,17 @@ class TrainingWatch(TrainerCallback):
         """Watches a training. `end_now(may_save)` ends it within a step; returns the exit code."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._watch, args=(reader, end_now), daemon=True)
+        thread.start()
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._is_watching = True
-        threading.Thread(target=self._watch, args=(reader, end_now), daemon=True).start()
         try:
             yield
         finally:
             self._is_watching = False
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(before)
             writer.close()
+            thread.join()  # once it has read every signal that came
 
     def ends(self) -> None:
         """The training is over: what follows has no time limit."""
@@ -99,20 +101,35 @@ class TrainingWatch(TrainerCallback):
 
     def _watch(self, reader: socket.socket, end_now: Callable[[bool], int]) -> None:
         with reader:
-            while self._is_watching:
-                is_ready = select.select([reader], [], [], _LOOK_S)[0]
-                number = int.from_bytes(reader.recv(1), "big") if is_ready else 0
-                if number in (signal.SIGINT, signal.SIGTERM):
-                    self._signalled(number)
+            while True:
+                if select.select([reader], [], [], _LOOK_S)[0]:
+                    number = int.from_bytes(reader.recv(1), "big")
+                    if not number:  # the writer is closed
+                        return
+                    if number in (signal.SIGINT, signal.SIGTERM):
+                        self._signalled(number)
                 if self._due_s <= monotonic():
-                    if self.by is None:
-                        elapsed = duration(self._elapsed_s())
-                        self.refuse(_TOO_LONG.format(f"its first step took {elapsed} so far"))
-                    code = 1
-                    try:
-                        code = end_now(self._weights.acquire(timeout=_OPTIMIZER_S))
-                    finally:
-                        os._exit(code)
+                    self._end(end_now)
+
+    def _end(self, end_now: Callable[[bool], int]) -> None:
+        """Ends the process, unless the first step or the training ends by itself just now."""
+        weights = self._weights
+        may_save = weights.acquire(timeout=_OPTIMIZER_S)
+        if self._due_s > monotonic():
+            if may_save:
+                weights.release()
+            return
+        if not may_save:  # another lock for the main thread to stop at, after the optimizer's step
+            self._weights = threading.RLock()
+            self._weights.acquire()
+        if self.by is None:
+            elapsed = duration(self._elapsed_s())
+            self.refuse(_TOO_LONG.format(f"its first step took {elapsed} so far"))
+        code = 1
+        try:
+            code = end_now(may_save)
+        finally:
+            os._exit(code)
 
     def _signalled(self, number: int) -> None:
         """Sets when the step in progress is ended: at once, or after the grace."""
@@ -141,8 +158,8 @@ class TrainingWatch(TrainerCallback):
         self._step_began_s = monotonic()
         is_first = not self._durations and self.by is None and state.is_world_process_zero
         if is_first and not self._anyway:
-            steps = self._times * (state.max_steps - state.global_step)
-            self._due_s = monotonic() + WARM_UP_S + (LONGEST_S - self._others_s) / steps
+            steps = self._times * max(1, state.max_steps - state.global_step)
+            self._due_s = monotonic() + WARM_UP_S + max(0.0, LONGEST_S - self._others_s) / steps
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """Weights change from here to the step's end. Blocks for ever if the process ends."""
@@ -185,4 +202,7 @@ class TrainingWatch(TrainerCallback):
             return is_asked
         if state.global_step % max(1, int(args.logging_steps)):
             return False
-        return any_rank(is_asked, args.device)
+        is_voted = any_rank(is_asked, args.device)
+        if is_voted and not is_asked:
+            self.reason = "another rank stopped"
+        return is_voted

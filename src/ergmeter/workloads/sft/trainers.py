@@ -74,17 +74,29 @@ def check(config: SftConfig) -> None:
     if tuning.mode != "full":
         _there("peft", f"tuning.mode {tuning.mode}")
     if tuning.backend == "unsloth":
-        _check_unsloth(config)
-    _check_optimizer(train.optim)
+        _unsloth()
+    optimizers = importlib.import_module("transformers.training_args").OptimizerNames
+    names = sorted(name.value for name in optimizers)
+    if train.optim not in names:
+        raise UsageError(
+            f"train.optim: transformers has no {train.optim!r}; {hint(train.optim, names)}"
+        )
 
 
 def first_imports(config: SftConfig) -> None:
-    """Imports Unsloth, which patches transformers, before it; silences an unused bitsandbytes."""
+    """Imports Unsloth, which patches transformers, before it; silences bitsandbytes."""
+    # PEFT loads it in any case. On a processor it warns of kernels that only the Hub has.
+    is_used = is_of_bitsandbytes(config.train.optim) or config.tuning.bits
+    name = "bitsandbytes.backends.cpu" if is_used else "bitsandbytes"
+    logging.getLogger(name).setLevel(logging.ERROR)
     if config.tuning.backend == "unsloth":
         _unsloth()
-    elif not (is_of_bitsandbytes(config.train.optim) or config.tuning.bits):
-        # PEFT loads it in any case, and it then warns of kernels that nothing here calls.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def load_part(config: SftConfig, path: Path | str, kind: str) -> Any:  # noqa: ANN401
+    """A small part of a model: `AutoTokenizer`, `AutoConfig`."""
+    load = getattr(importlib.import_module("transformers"), kind).from_pretrained
+    return _loaded(load, path, trust_remote_code=config.model.trust_remote_code)
 
 
 def load_model(config: SftConfig, path: Path | str) -> LoadedModel:
@@ -126,7 +138,7 @@ def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
     model = _loaded(
         kinds[config.model.type].from_pretrained, path, trust_remote_code=trust, **options
     )
-    tokenizer = _loaded(transformers.AutoTokenizer.from_pretrained, path, trust_remote_code=trust)
+    tokenizer = load_part(config, path, "AutoTokenizer")
     if config.tuning.bits:
         peft = importlib.import_module("peft")
         checkpoints = config.train.gradient_checkpointing
@@ -227,14 +239,6 @@ def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
     return LoadedModel(model, tokenizer)
 
 
-def _check_unsloth(config: SftConfig) -> None:
-    if config.model.attn_implementation:
-        raise UsageError(
-            "model.attn_implementation: Unsloth chooses its own attention; leave it out"
-        )
-    _unsloth()
-
-
 def _unsloth() -> Any:  # noqa: ANN401  a module
     if importlib.util.find_spec("unsloth") is None:
         raise PluginError(
@@ -246,14 +250,6 @@ def _unsloth() -> Any:  # noqa: ANN401  a module
     except (ImportError, NotImplementedError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise PluginError(f"tuning.backend unsloth: it does not load here: {reason}") from error
-
-
-def _check_optimizer(name: str) -> None:
-    names = [
-        name.value for name in importlib.import_module("transformers.training_args").OptimizerNames
-    ]
-    if name not in names:
-        raise UsageError(f"train.optim: transformers has no {name!r}; {hint(name, sorted(names))}")
 
 
 def _there(package: str, what: str) -> None:
@@ -319,11 +315,10 @@ def _when(config: SftConfig) -> dict[str, Any]:
         "logging_nan_inf_filter": False,  # it would log 0 for a loss that is no number
         "logging_steps": train.logging_steps,
         "eval_strategy": train.evaluation_strategy,
+        "eval_steps": train.eval_steps,
         "save_strategy": train.save_strategy,
         "save_total_limit": train.save_total_limit,
     }
-    if train.eval_steps is not None:
-        arguments["eval_steps"] = train.eval_steps
     if train.save_steps is not None:
         arguments["save_steps"] = train.save_steps
     if train.early_stopping_patience is not None:

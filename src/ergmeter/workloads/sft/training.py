@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import facts, ledger, memory_need, tiny_model, trainers
 from ergmeter.workloads.sft.config_file import SftConfig
 from ergmeter.workloads.sft.prepared_data import Prepared, prepare_data
-from ergmeter.workloads.sft.progress import TrainingWatch
+from ergmeter.workloads.sft.progress import TrainingWatch, note
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
 # lists, where there is an NVIDIA GPU. Without a sensor the training runs and its energy cells stay
@@ -101,13 +103,18 @@ def run(
         path, free = source(config), memory_need.free_bytes()
         memory_need.check(config, watch, str(path), free)
         if not watch.reason:
-            loaded = trainers.load_model(config, path)
-            start = getattr(loaded.model.config, "decoder_start_token_id", None)
-            data = prepare_data(config, loaded.tokenizer, decoder_start=start)
-            for note in data.notes if _rank() == 0 else ():
-                say(f"[train] {note}")
+            # Unsloth loads both at once. Others load the model after the check.
+            is_unsloth = config.tuning.backend == "unsloth"
+            loaded = trainers.load_model(config, path) if is_unsloth else None
+            part = partial(trainers.load_part, config, path)
+            tokenizer = loaded.tokenizer if loaded else part("AutoTokenizer")
+            start = getattr(part("AutoConfig"), "decoder_start_token_id", None)
+            data = prepare_data(config, tokenizer, decoder_start=start)
+            for line in data.notes if _rank() == 0 else ():
+                say(f"[train] {line}")
             memory_need.check(config, watch, str(path), free, data)
         if not watch.reason:
+            loaded = loaded or trainers.load_model(config, path)
             meter = _meter(config, out, say)
             return _Fit(config, loaded, data, meter, watch, say, finish).run()
         return TrainingOutcome("stopped", where, False, problem=watch.reason, is_first=_rank() == 0)
@@ -166,6 +173,8 @@ class _Fit:
         self._config, self._data, self._meter, self._watch = config, data, meter, watch
         self._say, self._finish = say, finish
         self._facts: dict[str, Any] = {}
+        self._outcome: TrainingOutcome | None = None
+        self._ending = threading.Lock()  # of the main thread and the watch's
         self._first_step = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         watch.begun = self._begun
@@ -185,20 +194,31 @@ class _Fit:
             except Exception as error:  # noqa: BLE001  saved and written down first, then told
                 problem = self._failed(error)
             self._watch.ends()
-            return self._ended(problem)
+            outcome = self._ended(problem)
+        return replace(outcome, signal=self._watch.by)  # which may have come meanwhile
 
     def _end_now(self, may_save: bool) -> int:
         """Ends the training within a step, from another thread; returns the exit code."""
-        return self._finish(self._ended("", is_cut=True, may_save=may_save))
+        try:
+            return self._finish(self._ended("", is_cut=True, may_save=may_save))
+        except Exception as error:  # noqa: BLE001  no other thread prints it
+            note(f"the training could not be ended properly: {type(error).__name__}: {error}")
+            return 1
 
     def _ended(
         self, problem: str, *, is_cut: bool = False, may_save: bool = True
     ) -> TrainingOutcome:
         """Saves, closes the run and writes the row.
 
-        Where weights may not be saved (the optimizer changes them, or the main thread is here too)
-        it closes the run, and no more.
+        Weights are not saved if the optimizer changes them, or the main thread is here too.
         """
+        saved, not_saved = self._saved() if may_save else (False, "its weights were in use")
+        with self._ending:
+            self._outcome = self._outcome or self._recorded(problem, saved, not_saved, is_cut)
+            return self._outcome
+
+    def _recorded(self, problem: str, saved: bool, not_saved: str, is_cut: bool) -> TrainingOutcome:
+        """Closes the run and writes the row."""
         is_stopped = self._watch.by is not None or self._watch.reason
         status = "failed" if problem else "stopped" if is_stopped else "finished"
         problem = problem or self._watch.reason
@@ -207,7 +227,6 @@ class _Fit:
             status, problem = "diverged", "the last loss is not a number: it diverged"
         if _rank() == 0:  # since the last log it is of each rank alone
             last_losses |= self._last_losses({"train_loss": "mean_train_loss"})
-        saved, not_saved = self._saved() if may_save else (False, "its weights were in use")
         ended = {
             **self._facts,
             **{name: loss for name, loss in last_losses.items() if math.isfinite(loss)},
@@ -224,7 +243,7 @@ class _Fit:
             problem="; ".join(text for text in (problem, not_saved) if text),
             is_first=_rank() == 0,
         )  # fmt: skip
-        if run is None or _rank() != 0 or not may_save:
+        if run is None or _rank() != 0:
             return outcome
         cells = ledger.row(Run.open(run), {**ended, "notes": outcome.problem.replace(";", ",")})
         written = ledger.append_row(self._config.metrics.results_csv, cells)
@@ -238,16 +257,20 @@ class _Fit:
         if self._meter is not None:
             self._meter.workload({**self._facts, "started": self._started})
 
-    def _checkpoint(self) -> bool:
-        """Whether to go on from the last checkpoint."""
+    def _checkpoint(self) -> str | None:
+        """The last complete checkpoint to go on from."""
         if not self._config.train.resume:
-            return False
-        where = self._config.train.output_dir
-        if not any(where.glob("checkpoint-*")):
-            raise UsageError(
-                f"train.resume: no checkpoint in {where}; train.save_strategy makes them"
-            )
-        return True
+            return None
+        where, ranks = self._config.train.output_dir, self._trainer.args.world_size
+        states = where.glob("checkpoint-*[0-9]/trainer_state.json")  # written last
+        step = max((int(path.parent.name.rpartition("-")[2]) for path in states), default=0)
+        steps = trainers.planned_steps(self._config, len(self._data.train), ranks=ranks)
+        problem = "" if step else "no complete checkpoint; train.save_strategy makes them"
+        if step >= steps:
+            problem = f"step {step} of {steps} is done; give a larger train.max_steps or epochs"
+        if problem:
+            raise UsageError(f"train.resume: {where}: {problem}")
+        return str(where / f"checkpoint-{step}")
 
     def _keep_memory(self, metrics: dict[str, float]) -> None:
         """Writes the Trainer's memory metrics to all_results.json, where the bench reads them."""
@@ -292,8 +315,8 @@ class _Fit:
         self._meter.workload(ended)
         ending = f"failed ({problem[:300]})" if problem else None
         if ended["status"] == "stopped":
-            by = self._watch.by
-            ending = f"stopped ({signal.Signals(by).name if by else 'it would take too long'})"
+            by, reason = self._watch.by, self._watch.reason.partition(":")[0]
+            ending = f"stopped ({signal.Signals(by).name if by else reason})"
         self._meter.close(ending)
         if _rank() == 0:
             self._say("[train] Energy logging stopped")
