@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,8 +27,6 @@ from ergmeter.stats.ratio import mean
 from ergmeter.units import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
     import pyarrow as pa
 
     from ergmeter.bench.execute.state import CellState

@@ -19,12 +19,14 @@ import fnmatch
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
 from ergmeter.bench import tables
@@ -37,6 +39,7 @@ from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
 from ergmeter.importers.nvidia_smi import CsvLog, key_of
 from ergmeter.metrics.catalog import Metric, bench_columns
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.evidence.ranks import need_all
 from ergmeter.metrics.evidence.samples import ACCELERATORS
@@ -46,13 +49,6 @@ from ergmeter.records import Reading, mapped
 from ergmeter.runlog.format import RUN_FILE
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-
-    from ergmeter.metrics.evidence.evidence import Evidence
 
 # A row holds these of all ranks. A Meter on one of them tells that rank's.
 _OF_ALL = {

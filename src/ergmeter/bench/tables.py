@@ -17,10 +17,11 @@ import itertools
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,10 +31,6 @@ from ergmeter.compare.entry import FAILED
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import bench_columns
 from ergmeter.records import Missing, Reading, Result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
 VERSION = 1
 

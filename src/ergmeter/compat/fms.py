@@ -11,20 +11,18 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
 
 from ergmeter.atomic_write import replacing
 from ergmeter.bench import tables
 from ergmeter.bench.results import TRAINER_NAMES
 from ergmeter.bench.tables import BYTES_PER_MIB
 from ergmeter.compare.entry import FAILED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
 
 BENCHMARKS, RAW = "benchmarks.csv", "raw_summary.csv"
 OURS = ("results.parquet", "results.csv")

@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ergmeter.data_file import toml_beside
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.graph.graph import Graph
@@ -96,18 +97,8 @@ def sizes(graph: Graph) -> Sizes:
 
 EXACT = "exact"
 
-LETTERS = {
-    "N": "parameters",
-    "M": "weights that are multiplied",
-    "L": "layers",
-    "H": "query heads",
-    "Q": "size of a head",
-    "h": "hidden size",
-    "V": "vocabulary",
-    "E": "entries of the input embedding",
-    "P": "learned positions",
-    "T": "tokens of a sequence",
-}
+_TEXTS = toml_beside(__file__, "conventions.toml")
+LETTERS: dict[str, str] = _TEXTS["letters"]
 """Meanings of the letters in the formulas."""
 
 
@@ -133,7 +124,8 @@ def _heads_are_hidden(model_sizes: Sizes) -> str | None:
 
 
 _GPT_WEIGHTS = 12
-_RECOMPUTED_LORA = 6 / 4  # forward 2, the inputs' gradients 2, and forward once more
+# Recomputed: forward 2, the inputs' gradients 2, and forward once more.
+_LORA: dict[str, Any] = {"recomputed": 6 / 4, "is_for_lora": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +133,18 @@ class Convention:
     """One way to count, per token of a training step of sequences of `seq_len`."""
 
     name: str
+    weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
+    attention: PerToken
     formula: str
     definition: str
     source: str
-    weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
-    attention: PerToken = lambda _sizes, _seq_len: 0
+    only_for: str = ""  # what it is made for, in words
     recomputed: float = 4 / 3  # hardware FLOPs over model FLOPs, where layers are computed twice
     is_head_recomputed: bool = True
     is_for_lora: bool = False
     halves: bool = False  # attention, because its mask is causal
     # The reason why it does not apply to a model, if so.
     made_for: Callable[[Sizes], str | None] = lambda _sizes: None
-    only_for: str = ""  # the same in words
 
     @property
     def letters(self) -> dict[str, str]:
@@ -180,6 +172,10 @@ class Convention:
     def core_again(self, model_sizes: Sizes, batch: Batch) -> float:
         """Attention computed a second time, counted as this convention counts attention."""
         return self.attention(model_sizes, batch.seq_len) * (self.recomputed - 1) * batch.tokens
+
+
+def _none(_sizes: Sizes, _seq_len: int) -> float:
+    return 0
 
 
 def _ignored(_window: int, seq_len: int) -> float:
@@ -215,180 +211,56 @@ def _multiplied(s: Sizes) -> float:
     return 6 * (s.weights - s.router)
 
 
+def _frozen(s: Sizes) -> float:
+    return 4 * (s.weights - s.router)
+
+
 def _multiplied_and_looked_up(s: Sizes) -> float:
     return 6 * (s.weights + s.vocab * s.hidden)
 
 
+def _convention(
+    name: str,
+    weights: Callable[[Sizes], float] | None,
+    attention: PerToken = _none,
+    **more: Any,  # noqa: ANN401  its other fields
+) -> Convention:
+    """A convention with its texts."""
+    return Convention(name, weights, attention, **_TEXTS["convention"][name], **more)
+
+
 _ALL = (
-    Convention(
-        EXACT,
-        "matmuls of the graph",
-        "Every matrix product the step needs and none it does not: pairs the mask lets meet, and of"
-        " the backward products those whose gradient somebody asks for (frozen weights, adapters,"
-        " layers below the lowest trained one). Documents of a packed or padded batch one by one."
-        " Convolutions and state-space scans included.",
-        "derived part by part in docs/flops.md",
-        None,
-    ),
-    Convention(
-        "palm",
-        "6 N + 12 LHQT",
-        "N is every parameter, a tied one once, of experts the active ones; attention not halved"
-        " for its causal mask, a window counted as the keys it shows.",
-        "PaLM, arXiv 2204.02311, appendix B",
-        lambda s: 6 * s.params,
-        _ALL_PAIRS_IN_WINDOWS,
-    ),
-    Convention(
-        "megatron",
-        "6 M + 6 LHQT",
-        "M is every weight that is multiplied, the head once, the input embedding and the router"
-        " not; attention halved; windows not looked at. (Megatron pads the vocabulary; give it"
-        " padded.)",
-        "Megatron-LM training.py since March 2025",
-        _multiplied,
-        _HALF_THE_PAIRS,
-        halves=True,
-    ),
-    Convention(
-        "megatron-2024",
-        "6 M + 12 LHQT",
-        "The same before the halving.",
-        "Megatron-LM training.py, end of 2023 to March 2025",
-        _multiplied,
-        _ALL_PAIRS,
-    ),
-    Convention(
+    _convention(EXACT, None),
+    _convention("palm", lambda s: 6 * s.params, _ALL_PAIRS_IN_WINDOWS),
+    _convention("megatron", _multiplied, _HALF_THE_PAIRS, halves=True),
+    _convention("megatron-2024", _multiplied, _ALL_PAIRS),
+    _convention(
         "megatron-2021",
-        "72 Lh^2 (1 + T/6h + V/12Lh)",
-        "A GPT with a feed-forward of 4 h, attention not halved. The paper prints it with every"
-        " layer recomputed, 96 Lh^2 (1 + T/6h + V/16Lh): hardware FLOPs, and its 52 % an HFU.",
-        "Narayanan et al. 2021, arXiv 2104.04473, equation 3",
         lambda s: 72 * s.layers * s.hidden**2 + 6 * s.vocab * s.hidden,
         lambda s, n: 12 * s.layers * s.hidden * n,
         is_head_recomputed=False,
         made_for=_gpt,
-        only_for="layers of 12 h^2 weights: an ungated feed-forward of 4 h, keys of each head",
     ),
-    Convention(
-        "bridge",
-        "6 M + 6 LHQT",
-        "As megatron, with a window's pairs counted exactly.",
-        "Megatron-Bridge flop_utils.py since 2026; AutoModel for most families",
-        _multiplied,
-        _attention(3, _twice_mean),
-        halves=True,
+    _convention("bridge", _multiplied, _attention(3, _twice_mean), halves=True),
+    _convention(
+        "torchtitan", lambda s: 6 * (s.params - s.embedding - s.positions), _ALL_PAIRS_IN_WINDOWS
     ),
-    Convention(
-        "torchtitan",
-        "6 (N - E) + 12 LHQT",
-        "N without the input embedding, unless the head is tied to it, of experts the active"
-        " ones; attention not halved, a window counted as the keys it shows. (Before 2026 a tied"
-        " head was left out as well.)",
-        "torchtitan models/utils.py, 2026",
-        lambda s: 6 * (s.params - s.embedding - s.positions),
-        _ALL_PAIRS_IN_WINDOWS,
-    ),
-    Convention(
+    _convention(
         "mosaicml",
-        "6 N + 12 LhT",
-        "N is every parameter, tied and learned positions included, of experts the active"
-        " ones; h is the hidden size. Its HFU is 4/3 of it where activations are"
-        " recomputed.",
-        "LLM-Foundry scripts/train/benchmarking/collect_results.py; fms-fsdp uses the same",
         lambda s: 6 * s.params,
         lambda s, n: 12 * s.layers * s.hidden * n,
         made_for=_heads_are_hidden,
-        only_for="heads that are together as wide as the hidden size",
     ),
-    Convention(
-        "nanogpt",
-        "6 (N - P) + 12 LHQT",
-        "N without the learned positions, of experts the active ones; attention not halved.",
-        "nanoGPT model.py, estimate_mfu",
-        lambda s: 6 * (s.params - s.positions),
-        _ALL_PAIRS,
-    ),
-    Convention(
-        "maxtext",
-        "6 M + 6 LHQT",
-        "M with the router; attention halved, a window as well.",
-        "MaxText maxtext_utils.py since July 2025",
-        lambda s: 6 * s.weights,
-        _attention(3, min),
-        halves=True,
-    ),
-    Convention(
-        "maxtext-2024",
-        "6 M + 12 LHQT",
-        "M with the router; attention not halved.",
-        "MaxText maxtext_utils.py, May 2024 to July 2025",
-        lambda s: 6 * s.weights,
-        _ALL_PAIRS,
-    ),
-    Convention(
-        "verl",
-        "6 (M + Vh) + 6 LHQT",
-        "The input embedding counted as a product; attention halved.",
-        "verl utils/flops_counter.py since January 2026",
-        _multiplied_and_looked_up,
-        _attention(3, min),
-        halves=True,
-    ),
-    Convention(
-        "hf-6nd",
-        "6 N'",
-        "N' is every parameter but the input embeddings, and so without a tied head; all experts;"
-        " no attention term.",
-        "transformers floating_point_ops, which total_flos adds up",
-        lambda s: 6 * (s.params_held - s.embedding_held - s.positions),
-    ),
-    Convention(
-        "6nd",
-        "6 N",
-        "N is every parameter, of experts the active ones; no attention term.",
-        "Kaplan et al. 2020, arXiv 2001.08361, with all parameters as N",
-        lambda s: 6 * s.params,
-    ),
-    Convention(
-        "neuron",
-        "6 (M + Vh) + 12 LHQT + 18 LHT",
-        "The input embedding counted as a product and the softmax as 6 operations a pair;"
-        " attention not halved.",
-        "neuronx-distributed-training llama_perf_estimate.py",
-        _multiplied_and_looked_up,
-        _with_softmax(18),
-    ),
-    Convention(
-        "chinchilla",
-        "6 (M + Vh) + 12 LHQT + 9 LHT",
-        "The input embedding counted as a product and the softmax as 3 operations a pair;"
-        " attention not halved.",
-        "Hoffmann et al. 2022, arXiv 2203.15556, appendix F",
-        _multiplied_and_looked_up,
-        _with_softmax(9),
-    ),
-    Convention(
-        "bridge-lora",
-        "4 M",
-        "For LoRA: forward and the inputs' gradients of frozen weights; attention and adapters left"
-        " out.",
-        "Megatron-Bridge performance summary, LoRA rows of 2026",
-        lambda s: 4 * (s.weights - s.router),
-        recomputed=_RECOMPUTED_LORA,
-        is_for_lora=True,
-    ),
-    Convention(
-        "automodel-lora",
-        "2/3 (6 M + 6 LHQT)",
-        "For LoRA: two thirds of everything, the attention core included.",
-        "NeMo AutoModel recipes/llm/benchmark.py since November 2025",
-        lambda s: 4 * (s.weights - s.router),
-        _attention(2, _twice_mean),
-        recomputed=_RECOMPUTED_LORA,
-        is_for_lora=True,
-        halves=True,
-    ),
+    _convention("nanogpt", lambda s: 6 * (s.params - s.positions), _ALL_PAIRS),
+    _convention("maxtext", lambda s: 6 * s.weights, _attention(3, min), halves=True),
+    _convention("maxtext-2024", lambda s: 6 * s.weights, _ALL_PAIRS),
+    _convention("verl", _multiplied_and_looked_up, _attention(3, min), halves=True),
+    _convention("hf-6nd", lambda s: 6 * (s.params_held - s.embedding_held - s.positions)),
+    _convention("6nd", lambda s: 6 * s.params),
+    _convention("neuron", _multiplied_and_looked_up, _with_softmax(18)),
+    _convention("chinchilla", _multiplied_and_looked_up, _with_softmax(9)),
+    _convention("bridge-lora", _frozen, **_LORA),
+    _convention("automodel-lora", _frozen, _attention(2, _twice_mean), **_LORA, halves=True),
 )
 
 CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _ALL}

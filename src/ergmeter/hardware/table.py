@@ -24,19 +24,13 @@ import functools
 import math
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ergmeter.data_file import read_toml, toml_beside
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.records import DTYPES, Basis
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 USER_FILE_VARIABLE = "ERGMETER_HARDWARE"
 BUILT_IN = "built in"
@@ -330,8 +324,7 @@ def _question(keys: list[str]) -> str:
 
 @functools.cache
 def _built_in() -> _Table:
-    text = resources.files("ergmeter.hardware").joinpath("hardware.toml").read_text("utf-8")
-    document = tomllib.loads(text)
+    document = toml_beside(__file__, "hardware.toml")
     ambiguous = {fold_name(name): tuple(keys) for name, keys in document.pop("ambiguous").items()}
     rows, names = read_rows(document, "hardware.toml")
     return _Table(rows, names, ambiguous)
@@ -342,10 +335,10 @@ def _user_table(extra: Path | None) -> _Table:
     if path is None:
         return _Table({}, {}, {})
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = read_toml(path)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise FormatError(f"{path} is not TOML: {error}") from error
     rows, names = read_rows(document, str(path))
     for key, row in rows.items():

@@ -19,10 +19,11 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -32,9 +33,6 @@ from ergmeter.bench.execute.process import Cancelled
 from ergmeter.bench.execute.state import Process, read_cell
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 MEETING = "meeting.json"
 MEET_S = 300.0  # nodes of one job start within seconds; file systems show a new file within 60 s

@@ -12,19 +12,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 import psutil
 
 from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import launching, nvidia_smi_logger
 from ergmeter.bench.execute.state import Process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
 
 STDOUT, STDERR = "stdout", "stderr"
 # From SIGTERM to SIGKILL: `erg train` finishes its step and saves what it has.

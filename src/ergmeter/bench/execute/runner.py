@@ -19,10 +19,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.atomic_write import json_number, write_json
 from ergmeter.bench import results
@@ -35,9 +36,6 @@ from ergmeter.bench.tables import number
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
 from ergmeter.runlog.reader import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Of a command's output, what is read to judge its end: a rank's message may have much behind it.
 TAIL_BYTES = 4 << 20
