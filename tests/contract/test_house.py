@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import command_reference as commands
 
 from ergmeter import records, registry
-from ergmeter.cli import reference as commands
 from ergmeter.cli.main import main
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.metrics.checks import CHECKS

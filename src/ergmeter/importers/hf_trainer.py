@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
+from ergmeter.data_file import toml_beside
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
 from ergmeter.importers.engine.parsed_line import STEP_FIGURES, Losses, ParsedLine
 from ergmeter.importers.engine.progress_bar import BarSteps, bar
@@ -61,28 +62,9 @@ def positive(text: str | None) -> float | None:
     return value if value is not None and 0 < value < 1e9 else None
 
 
-_UNITS = {
-    "runtime": "s",
-    "samples_per_second": "samples/s",
-    "steps_per_second": "steps/s",
-    "tokens_per_second": "tokens/s",
-    "num_input_tokens_seen": "tokens",
-    "num_tokens": "tokens",
-    "total_flos": "FLOP",
-}
-_ASSUMED = {
-    "tokens_computed": "num_input_tokens_seen read as tokens computed, padding included; with "
-    'include_num_input_tokens_seen="non_padding" it is the real tokens, and the log can\'t tell',
-    "tokens_real": "num_tokens read as TRL's running total of real tokens",
-    "rounded": "the token total is printed to four significant digits: a single step's tokens are "
-    "rounded, their sum is not",
-    "train_runtime": "the log has no timestamps: times are train_runtime as printed, to four "
-    "digits",
-    "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
-    "twice": "dicts were printed twice, by two callbacks or log handlers: each counts once",
-    "eval_inside": "an evaluation ran between two logged training steps: the training span around "
-    "it includes its time",
-}
+_TEXTS = toml_beside(__file__, "hf_trainer.toml")
+_UNITS: dict[str, str] = _TEXTS["units"]
+_ASSUMED: dict[str, str] = _TEXTS["assumed"]
 _NO_BAR = (
     "steps are not counted: a Trainer's lines name no step, and it drew no progress bar, which "
     "does; leave the bar on (disable_tqdm=False)"

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ergmeter.data_file import toml_beside
 from ergmeter.importers.engine.pairs import (
     MAX_CHARS,
     NUMBER,
@@ -44,34 +45,12 @@ _MIB = 1 << 20  # Megatron divides by 1024 twice, and calls it MB
 # Bytes that each of its lines holds one of.
 WORDS = (MEGATRON.encode(), b"memory (MB) |", b"iter time (s):", b"seq_length ...")
 
-_PER_DEVICE = Meaning("rate", "tflops", unit="TFLOP/s/device")
-_TOKENS_PER_DEVICE = Meaning("rate", "tokens_per_s_per_device", unit="tokens/s/device")
 _SAMPLES = Meaning("rate", "samples_per_s", unit="samples/s")
 STEP = Meaning("step", "iteration")
-_LOSS = Meaning("loss", "lm_loss")
-_FIELDS = {
-    "consumed samples": Meaning("count", "consumed_samples"),
-    "consumed train samples": Meaning("count", "consumed_samples"),
-    "consumed tokens": Meaning("count", "consumed_tokens"),
-    "global batch size": Meaning("count", "global_batch_size"),
-    "elapsed time per iteration (ms)": Meaning("own_time", "elapsed", unit="ms", scale=1e-3),
-    "learning rate": Meaning("learning_rate", "learning_rate"),
-    "lm loss": _LOSS,
-    "lm_loss": _LOSS,
-    "loss": Meaning("loss", "loss", rank=1),
-    "grad norm": Meaning("grad_norm", "grad_norm"),
-    "throughput per gpu (tflop/s/gpu)": _PER_DEVICE,
-    "throughput (tflop/s/gpu)": _PER_DEVICE,
-    "approx flops per gpu": _PER_DEVICE,
-    "tflops": _PER_DEVICE,
-    "tokens per gpu per second (tgs)": _TOKENS_PER_DEVICE,
-    "tokens per gpu per second": _TOKENS_PER_DEVICE,
-    "tokens/sec/gpu": _TOKENS_PER_DEVICE,
-    "samples per second": _SAMPLES,
-    "samples/sec": _SAMPLES,
-    "power per gpu (w/gpu)": Meaning("rate", "power", unit="W/device"),
-    "energy per gpu (j/iter/gpu)": Meaning("rate", "energy", unit="J/step/device"),
-}
+_FIELDS, _BLOCK_FIELDS = (
+    {name: Meaning(**means) for name, means in rows.items()}
+    for rows in toml_beside(__file__, "megatron.toml").values()
+)
 _TOKENS = Meaning("count", "consumed_tokens")
 _SEQ_LENGTH = (
     "tokens are consumed samples times seq_length {} of the log's arguments: computed tokens, "
@@ -179,16 +158,6 @@ _OURS = "Energy (J)"  # one line more, after the last: ergmeter's own block, who
 _PATIENCE = 40  # lines of other programs between those of one block, at most
 _LONGEST = 500  # characters of a block's line, with all that a logger puts before it
 _GIB = 1 << 30
-_BLOCK_FIELDS = {
-    "Loss": Meaning("loss", "loss"),
-    "AMU (GB)": Meaning("rate", "amu", unit="B"),
-    "PCU (Ratio)": Meaning("rate", "pcu", unit="frac"),
-    "AL (Seconds)": Meaning("own_time", "al", unit="s"),
-    "TT (Tokens/Param/Sec)": Meaning("rate", "tt", unit="tokens/s/param"),
-    "ST (Samples/Param/Sec)": Meaning("rate", "st", unit="samples/s/param"),
-    "AEC (Watts)": Meaning("rate", "aec", unit="W"),
-    _OURS: Meaning("rate", "energy", unit="J"),
-}
 _BLOCK_WORDS = (b"Loss:", b"(GB):", b"(Ratio):", b"(Seconds):", b"/Sec):", b"(Watts):", b"(J):")
 _MEAN = (
     "AL is the mean time of up to a thousand iterations before, and stands here for each of those "

@@ -17,6 +17,7 @@ import yaml
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import Checkpointing
+from ergmeter.flops.config import quoted_value
 from ergmeter.flops.graph.adapters import Lora
 
 # The YAML is OmegaConf's: a value may be `${trainer.max_steps}` or `${multiply:8,512}`. Simple
@@ -25,7 +26,6 @@ from ergmeter.flops.graph.adapters import Lora
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20  # references to references; more is a circle
-_MAX_QUOTED = 80
 # Keys that tell a training's YAML from a model's config.json, which is YAML too.
 _PARTS = {"data", "trainer", "model"}
 _OF_A_MODEL = {"model_type", "architectures", "hidden_size"}
@@ -56,15 +56,15 @@ class TrainingFile:
             return None
         if isinstance(value, Unresolved):
             raise FormatError(
-                f"{self.where}: {key} is {_quoted(value.text)}, a reference that can't be followed"
-                f" here; write the number, or {instead}"
+                f"{self.where}: {key} is {quoted_value(value.text)}, a reference that can't be"
+                f" followed here; write the number, or {instead}"
             )
         if isinstance(value, float) and math.isfinite(value) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 40:
             raise FormatError(
                 f"{self.where}: {key} must be a whole number of 1 or more; got"
-                f" {_quoted(value)}; correct it, or {instead}"
+                f" {quoted_value(value)}; correct it, or {instead}"
             )
         return value
 
@@ -117,11 +117,6 @@ def _scalar(text: str) -> Any:  # noqa: ANN401
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _quoted(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
 
 
 def read_training_file(path: str | Path) -> TrainingFile:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from ergmeter.importers.engine.parsed_line import COUNTS
+from ergmeter.importers.engine.parsed_line import COUNTS, NAMES
 from ergmeter.importers.engine.progress_bar import bar
 
 # Names. A name is matched as a whole: `loss:` also occurs in `train_loss:`, and `step: 2048` in
@@ -124,18 +124,10 @@ class Meaning:
     scale: float = 1.0  # own_time: seconds in one unit of the value
 
 
-_RATE_NAMES = {
-    "throughput": "", "throughput_peak": "", "mfu": "", "hfu": "",
-    "tflops": "TFLOP/s", "gflops": "GFLOP/s", "tflops_per_gpu": "TFLOP/s", "tps": "tokens/s",
-    "tgs": "tokens/s",
-}  # fmt: skip
+_RATE_NAMES: dict[str, str] = NAMES["rates"]
 _PER_SECOND = re.compile(r"(.+?)(?:/|_per_)(?:s|sec|secs|second|seconds)(?:(?:/|_per_)\w+)?")
-_PER_SECOND_NOUNS = {
-    **dict.fromkeys(("tok", "toks", "token", "tokens"), "tokens/s"),
-    **dict.fromkeys(("sample", "samples", "example", "examples"), "samples/s"),
-    **dict.fromkeys(("seq", "seqs", "sequence", "sequences"), "sequences/s"),
-    **dict.fromkeys(("it", "its", "iter", "iters", "iterations", "step", "steps"), "steps/s"),
-    **dict.fromkeys(("tflop", "tflops"), "TFLOP/s"),
+_PER_SECOND_NOUNS: dict[str, str] = {
+    noun: unit for unit, nouns in NAMES["per_second"].items() for noun in nouns
 }
 _OWN_TIME = re.compile(
     r"(?:step_time|time_per_step|time/step|step_duration|iter_time|iteration_time|time_per_iter"
@@ -173,17 +165,7 @@ def _meaning(name: str) -> Meaning | None:
     return None if unit_or_none is None else Meaning("rate", name, unit=unit_or_none)
 
 
-_ONE_OF: dict[Kind, tuple[str, ...]] = {
-    "step": ("global_step", "step", "train_step", "training_step", "iteration", "iter", "it"),
-    "loss": (
-        *("loss", "train_loss", "training_loss", "reduced_train_loss", "lm_loss"),
-        *("loss_train", "loss/train"),
-    ),
-    "learning_rate": ("learning_rate", "lr"),
-    "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "global_grad_norm"),
-    "timestamp": ("timestamp", "_timestamp", "ts", "wall_time", "unix_time"),
-    "epoch": ("epoch",),
-}
+_ONE_OF: dict[Kind, list[str]] = NAMES["kinds"]
 
 
 def _rate_unit(name: str) -> str | None:
@@ -212,11 +194,7 @@ _PAIR = re.compile(
     r"(?:\s?/\s{0,12}[\d,]{1,20})?(?=$|[\s,;|\])}\"'>:]|\.(?:\s|$))"
 )
 # Words before a name that belong to it: `val loss` is not `loss`.
-_QUALIFIERS = frozenset(
-    ("train", "training", "val", "valid", "validation", "eval", "test", "learning", "grad",
-     "gradient", "global", "total", "consumed", "step", "iteration", "iter", "lm", "max", "warmup",
-     "save", "num")
-)  # fmt: skip
+_QUALIFIERS = frozenset(NAMES["qualifiers"])
 _REACH = 30
 # Figures that have no name, only a unit: `| 29.1 ms |`, `29.1 ms/step`, `1,234 tok/s`.
 _UNNAMED = re.compile(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from ergmeter.data_file import toml_beside
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:
@@ -132,46 +133,11 @@ HELD_LINES = 5  # enough to see a total grow; a live view waits no longer than t
 _RESUMED_GROWTH = 256  # tokens in a step of a total that was resumed; lengths grow by less
 _SHORTEST_EPOCH = 3  # lines: what falls again sooner is no total that begins again
 
-_COMPUTED, _REAL, _LOSS, _SAMPLES = "tokens_computed", "tokens_real", "tokens_loss", "samples"
-
+NAMES = toml_beside(__file__, "names.toml")
 # name -> (field of Step, what it counts over; None: the name does not say)
 COUNTS: dict[str, tuple[str, Mode | None]] = {
-    **dict.fromkeys(
-        (
-            "total_tokens", "tokens_total", "tokens_seen", "seen_tokens", "num_input_tokens_seen",
-            "num_tokens_seen", "total_tokens_seen", "consumed_tokens", "tokens_consumed",
-            "tokens_processed", "processed_tokens", "cumulative_tokens", "tokens_cumulative",
-            "total_ntokens", "n_tokens_seen", "ntokens_seen", "trained_tokens",
-        ),
-        (_COMPUTED, "total"),
-    ),
-    "num_tokens": (_REAL, "total"),  # TRL: the sum of the attention mask since the start
-    **dict.fromkeys(
-        ("tokens_per_step", "tokens/step", "batch_tokens", "tokens_per_batch", "step_tokens",
-         "tokens_in_step", "tokens_in_batch", "tokens_per_iteration", "tokens_per_iter"),
-        (_COMPUTED, "step"),
-    ),
-    **dict.fromkeys(
-        ("tokens", "ntokens", "n_tokens", "toks", "tok", "tokens_computed", "computed_tokens",
-         "padded_tokens", "tokens_padded", "padded"),
-        (_COMPUTED, None),
-    ),
-    **dict.fromkeys(
-        ("real_tokens", "tokens_real", "nonpad_tokens", "non_pad_tokens", "non_padding_tokens",
-         "tokens_nonpad"),
-        (_REAL, None),
-    ),
-    **dict.fromkeys(
-        ("loss_tokens", "tokens_loss", "target_tokens", "label_tokens"), (_LOSS, None)
-    ),
-    **dict.fromkeys(("batch_size", "global_batch_size", "samples_per_step"), (_SAMPLES, "step")),
-    **dict.fromkeys(
-        ("consumed_samples", "samples_seen", "consumed_train_samples", "total_samples",
-         "samples_processed"),
-        (_SAMPLES, "total"),
-    ),
-    **dict.fromkeys(("samples", "nsamples", "n_samples"), (_SAMPLES, None)),
-}  # fmt: skip
+    name: (row["of"], row.get("over")) for row in NAMES["counts"] for name in row["names"]
+}
 
 
 def decide_mode(

@@ -131,7 +131,7 @@ class CsvFile:
         unknown = [name for name in row if name not in self.columns]
         if unknown:
             raise UsageError(f"{self._file.path} has no column {', '.join(unknown)}")
-        line = _line(_cell(row.get(name)) for name in self.columns)
+        line = _line(integral(row.get(name)) for name in self.columns)
         with self._file.locked():
             if not self._file.size_bytes:  # emptied since
                 self._file.append_line(_line(self.columns))
@@ -164,7 +164,7 @@ def _difference(there: tuple[str, ...], wanted: tuple[str, ...]) -> str:
     return " and ".join(differences)
 
 
-def _cell(value: object) -> object:
+def integral(value: object) -> object:
     """An integral float as an int, without the .0."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)

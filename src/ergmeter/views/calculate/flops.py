@@ -18,7 +18,7 @@ from ergmeter.metrics.definitions.compute import NotApplicable
 from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import grouped, number_of, percent, scaled, significant
-from ergmeter.views.calculate.reference import markdown_table
+from ergmeter.views.calculate.reference import filled_page, markdown_table
 from ergmeter.views.document import (
     Document,
     HeadlinePart,
@@ -102,26 +102,12 @@ def conventions_page() -> str:
             off = round(100 * (flops / exact - 1), 1) or 0.0  # no -0.0
             cells.append(f"{flops / length / 1e9:.2f} ({off:+.1f} %)")
         rows.append((f"`{name}`", *cells))
-    lines = [
-        "# Conventions: how others count a training step",
-        "",
-        "<!-- Made by `erg conventions --markdown`; do not edit. -->",
-        "",
-        f"Per token. {', '.join(f'{letter}: {word}' for letter, word in LETTERS.items())}.",
-        "[flops.md](flops.md) derives `exact`; all others are other people's formulas as they are,",
-        "for comparing with their figures, and for whole sequences. But for those of LoRA they are",
-        "for training every weight. `--convention NAME` chooses one; every report shows the spread",
-        "over the rest that are defined for the model, and says which are not and why.",
-        "",
-        *markdown_table(("name", "per token", "what it counts", "source"), counted),
-        "",
-        "## Side by side",
-        "",
-        "Llama 3 8B, GFLOP per token of a full training step, and against `exact`:",
-        "",
-        *markdown_table(("convention", *heads), rows, numbers=len(_LENGTHS)),
-    ]
-    return "\n".join(lines) + "\n"
+    return filled_page(
+        "conventions_page.md",
+        letters=", ".join(f"{letter}: {word}" for letter, word in LETTERS.items()),
+        conventions=markdown_table(("name", "per token", "what it counts", "source"), counted),
+        side_by_side=markdown_table(("convention", *heads), rows, numbers=len(_LENGTHS)),
+    )
 
 
 # `erg flops` and `erg mfu`.

@@ -146,10 +146,7 @@ def _device_data(spec: DeviceSpec) -> dict[str, Any]:
 
 
 def hardware_page() -> str:
-    """Return the page docs/hardware.md: hardware_page.md, then the built-in rows."""
-    head = (
-        resources.files("ergmeter.views.calculate").joinpath("hardware_page.md").read_text("utf-8")
-    )
+    """Return the page docs/hardware.md: hardware_page.md with the built-in rows."""
     rows = built_in_devices()
     table = [
         (
@@ -164,15 +161,15 @@ def hardware_page() -> str:
     drivers = [(f"`{s.key}`", ", ".join(s.driver_names)) for s in rows if s.driver_names]
     reported = [_reported(spec) for spec in rows if spec.driver_memory_bytes]
     shared = [(name, ", ".join(keys)) for name, keys in ambiguous_names().items()]
-    lines = [
-        head,
-        *markdown_table(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
-        *("", "## Driver names", "", *markdown_table(("device", "names"), drivers)),
-        *("", "## Memory as drivers report it", ""),
-        *markdown_table(("device", "MiB", "of nominal", "source"), reported),
-        *("", "## Names that need a choice", "", *markdown_table(("name", "devices"), shared)),
-    ]
-    return "\n".join(lines) + "\n"
+    return filled_page(
+        "hardware_page.md",
+        devices=markdown_table(
+            ("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table
+        ),
+        drivers=markdown_table(("device", "names"), drivers),
+        reported=markdown_table(("device", "MiB", "of nominal", "source"), reported),
+        shared=markdown_table(("name", "devices"), shared),
+    )
 
 
 def _reported(spec: DeviceSpec) -> tuple[str, ...]:
@@ -181,12 +178,18 @@ def _reported(spec: DeviceSpec) -> tuple[str, ...]:
     return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
+def filled_page(name: str, **tables: str) -> str:
+    """Return a page of the documentation: the file of that name here, with its tables."""
+    template = resources.files("ergmeter.views.calculate").joinpath(name).read_text("utf-8")
+    return template.format(**tables)
+
+
 def markdown_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0
-) -> list[str]:
-    """Return the lines of a Markdown table; so many columns at the end are of numbers."""
+) -> str:
+    """Return a Markdown table; so many columns at the end are of numbers."""
     under = ["---"] * (len(titles) - numbers) + ["---:"] * numbers
-    return [f"| {' | '.join(cells)} |" for cells in (titles, under, *rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, under, *rows))
 
 
 def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
@@ -205,15 +208,6 @@ def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
 
 
 _METRIC_FIELDS = ("key", "title", "unit", "direction", "upper_bound", "formula", "needs", "kinds")
-_METRICS_HEAD = """\
-# Metrics
-
-This page is made from the catalogue by `erg metrics --markdown`; a test keeps it up to date.
-
-A figure is over the run's *window*, unless its formula says otherwise. Its *basis* is the weakest
-of its inputs': measured, derived, reported, assumed. [concepts.md](concepts.md) explains the words.
-A figure that can't be had is absent, with its reason. Above its *bound* it is impossible.
-"""
 
 
 def metric_entry(metric: Metric) -> list[str]:
@@ -271,14 +265,8 @@ def metrics_page() -> str:
         for m in metrics
         for alias in m.aliases
     )
-    lines = [
-        _METRICS_HEAD,
-        *markdown_table(("key", "unit", "better", "bound", "formula", "needs"), rows),
-        "",
-        "## Other systems' names",
-        "",
-        "`erg report RUN --metric NAME` takes these names too, and answers in the unit given here.",
-        "",
-        *markdown_table(("name", "system", "is", "unit", "definition"), names),
-    ]
-    return "\n".join(lines) + "\n"
+    return filled_page(
+        "metrics_page.md",
+        metrics=markdown_table(("key", "unit", "better", "bound", "formula", "needs"), rows),
+        names=markdown_table(("name", "system", "is", "unit", "definition"), names),
+    )

@@ -1,7 +1,4 @@
-"""The command reference, made from the commands themselves. `./dev docs` writes it.
-
-`python -m ergmeter.cli.reference` prints the page.
-"""
+"""`python scripts/command_reference.py`: prints docs/commands.md, made from the commands."""
 
 from __future__ import annotations
 
