@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call the handler on SIGINT and SIGTERM within the block; restore the old handlers after it.
+def handled(
+    handler: Callable[[int, FrameType | None], object],
+    numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM),
+) -> Iterator[None]:
+    """Call the handler on these signals within the block; restore the old handlers after it.
 
     One that is ignored (nohup, a shell's background job) stays so. Outside of the main thread
     nothing changes: the program around us handles its signals.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         for number, previous in before.items():
             if previous is not signal.SIG_IGN:

@@ -135,6 +135,14 @@ _BEGINS = b"<!doctype html"
 _AS_WE_RUN = os.access in os.supports_effective_ids
 
 
+def warn(lines: Iterable[str]) -> int:
+    """Print lines to stderr. Return 1, the exit code of a failure, if there are any; else 0."""
+    texts = list(lines)
+    for line in texts:
+        click.echo(f"erg: {line}", err=True)
+    return 1 if texts else 0
+
+
 def print_json(document: object) -> None:
     """Print a document as JSON, which has no NaN."""
     click.echo(json.dumps(document, indent=1, allow_nan=False))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ergmeter.cli.options import PATH, Forms, with_default, with_forms
+from ergmeter.cli.options import PATH, Forms, warn, with_default, with_forms
 from ergmeter.errors import FormatError, UsageError
 
 
@@ -44,6 +44,4 @@ def command(job: str | None, directory: Path, forms: Forms) -> int:
     parts = [JobRun.of(run) for run in all_jobs[name]]
     forms.show(job_document(name, parts, job_results(parts)))
     damaged += [line for run in all_jobs[name] for line in run.damage]
-    for line in damaged:
-        click.echo(f"erg: {line}", err=True)
-    return 1 if damaged else 0
+    return warn(damaged)

@@ -17,6 +17,7 @@ from ergmeter.cli.options import (
     first_bytes,
     flag,
     path_option,
+    warn,
     with_default,
 )
 from ergmeter.cli.run_options import with_run_and_settings
@@ -134,12 +135,11 @@ def command(
         theme = "dark" if dark else "light"
         kind = path.suffix.lower().removeprefix(".")
         _write(path, plot(chart, run.name, form=kind, theme=theme))
-    for line in reasons(all_charts):
-        click.echo(f"erg: {line}", err=True)
+    warn(reasons(all_charts))
     if not drawable and _ALL not in kinds:
         others = [chart.id for chart in charts(evidence, summary, KINDS) if chart.spec is not None]
         alternatives = f"--kind {', '.join(others)}" if others else "no kind at all"
-        click.echo(f"erg: of this run can be drawn: {alternatives}", err=True)
+        warn([f"of this run can be drawn: {alternatives}"])
     is_enough = bool(drawable) if _ALL in kinds else len(drawable) == len(wanted)
     return 0 if is_enough else 1
 

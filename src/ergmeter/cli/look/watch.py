@@ -9,13 +9,14 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.options import COUNT, PATH, flag
 from ergmeter.cli.run_options import show_run, with_rules, with_training
 from ergmeter.errors import FormatError
+from ergmeter.signals import handled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,7 +132,7 @@ def _on_terminal(console: Console, looks: _Looks, every_s: float) -> LiveFrame |
 
     screen = Live(console=console, screen=True, auto_refresh=False)
     try:
-        with _restored(), _keys() as key, screen as live:
+        with handled(_leave, (signal.SIGTERM, signal.SIGHUP)), _keys() as key, screen as live:
             while True:
                 frame = looks.frame()
                 room = {"columns": console.width, "lines": console.height}
@@ -209,16 +210,6 @@ def _no_key(wait_s: float) -> str:
     return ""
 
 
-@contextmanager
-def _restored() -> Iterator[None]:
+def _leave(number: int, _frame: object) -> None:
     """A signal that ends us leaves the terminal as it was: it becomes an exit."""
-
-    def leave(number: int, _frame: Any) -> None:  # noqa: ANN401
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
+    raise SystemExit(128 + number)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ergmeter.cli.options import PATH, Forms, with_forms
+from ergmeter.cli.options import PATH, Forms, warn, with_forms
 from ergmeter.errors import ErgmeterError
 
 
@@ -32,6 +32,4 @@ def command(directory: Path, forms: Forms) -> int:
                 reason = str(error)
                 damaged.append(reason if str(path) in reason else f"{path}: {reason}")
     forms.show(list_document(directory, runs))
-    for line in damaged:
-        click.echo(f"erg: {line}", err=True)
-    return 1 if damaged else 0
+    return warn(damaged)

@@ -17,6 +17,7 @@ from ergmeter.cli.options import (
     path_option,
     progress_bar,
     repeated,
+    warn,
     with_default,
     with_forms,
 )
@@ -322,10 +323,8 @@ def _show(
         view.LevelRow(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done
     ]
     forms.show(view.document(levels))
-    complaints = [_complaint(plan, outcome, max_error_frac) for plan, outcome in done]
-    for complaint in filter(None, complaints):
-        click.echo(f"erg: {complaint}", err=True)
-    return 1 if any(complaints) else 0
+    complaints = (_complaint(plan, outcome, max_error_frac) for plan, outcome in done)
+    return warn(filter(None, complaints))
 
 
 def _complaint(plan: LevelPlan, outcome: LevelOutcome, max_error_frac: float) -> str:
