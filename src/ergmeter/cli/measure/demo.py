@@ -11,15 +11,12 @@ from ergmeter.cli.measure.torch_workload import INTERRUPTED, workload
 from ergmeter.cli.options import flag, path_option, progress_bar, with_default
 
 if TYPE_CHECKING:
-    from ergmeter.records import Summary
     from ergmeter.workloads.demo_training import DemoOutcome, DemoProgress
 
 # How to see every metric of the run stands below the card already.
-_WHERE_NEXT = (
-    "",
-    "erg record -- python train.py   measure your own command, unchanged",
-    "erg doctor                      what this machine can measure, and why the rest can't",
-    "",
+_NEXT = (
+    "your own command, unchanged: erg record -- python train.py; what this machine can measure: erg"
+    " doctor"
 )
 
 
@@ -76,23 +73,8 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
         print_json(documents.report(opened, summary))
         return
     if hints:
-        for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
-            click.echo(line)
+        if outcome.held_out:
+            course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
+            click.echo(f"loss on tales it never saw: {course} (a blind guess at a byte is 5.55)")
+        click.echo(_NEXT)
     show(document([(evidence, summary)]), Console())
-
-
-def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
-    """Facts about the demo that the card does not show."""
-    from ergmeter.metrics.catalog import in_view
-    from ergmeter.records import Reading, value_text
-
-    parts = [
-        f"{value_text(count)} {at.label}"
-        for key, at in in_view("demo").items()
-        if isinstance(count := summary.readings[key], Reading)
-    ]
-    lines = ["Tokens are counted three ways:", *(f"  {line}" for line in parts)] if parts else []
-    if outcome.held_out:
-        course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
-        lines.append(f"Loss on tales it never saw: {course} (a blind guess at each byte is 5.55).")
-    return lines

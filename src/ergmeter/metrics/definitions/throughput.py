@@ -256,15 +256,11 @@ METRICS = [
             compute=partial(_of_column, column=f"tokens_{name}", argument=argument),
             column=f"{name}_tokens_per_s" if name != "loss" else "",
             rule=f"{name}_tokens_per_s" if name != "loss" else "",
-            views=f"demo {in_demo}",
         )
-        for name, title, argument, in_demo in (
-            ("computed", "tokens/s computed", "tokens", "10 as computed (padding included)"),
-            ("real", "tokens/s real", "tokens_real", "20 as real (text, the card's figure)"),
-            (
-                *("loss", "tokens/s with loss", "tokens_loss"),
-                "30 as with loss (the tales, not the requests)",
-            ),
+        for name, title, argument in (
+            ("computed", "tokens/s computed", "tokens"),
+            ("real", "tokens/s real", "tokens_real"),
+            ("loss", "tokens/s with loss", "tokens_loss"),
         )
     ),
     _speed(
