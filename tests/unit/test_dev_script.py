@@ -1,4 +1,4 @@
-"""`./dev`: what it sets up, and its exit codes. Its pip and its jobs are scripts that log their words."""
+"""`./dev`: what it sets up, and its exit codes. Its pip and its jobs are scripts that log."""
 
 from __future__ import annotations
 
