@@ -16,23 +16,37 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ergmeter import registry
-from ergmeter.bench import results
-from ergmeter.bench.execute import driver, launching, nvidia_smi_logger, results_directory, state
-from ergmeter.bench.execute import launching as secrets
-from ergmeter.bench.overview import varying
-from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import PYTHON, BenchPlan, Cell, own_python
-from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.plan.scenarios import ACCELERATE, CONFIG_VARIABLE
-from ergmeter.cli.compare.bench import wrong
-from ergmeter.compat import fms
-from ergmeter.errors import ErgmeterError, PluginError
-from ergmeter.views import bench as bench_plan
-from ergmeter.views import bench as bench_run
+try:
+    from ergmeter import registry
+    from ergmeter.bench import results
+    from ergmeter.bench.execute import (
+        driver,
+        launching,
+        nvidia_smi_logger,
+        results_directory,
+        state,
+    )
+    from ergmeter.bench.execute import launching as secrets
+    from ergmeter.bench.overview import varying
+    from ergmeter.bench.plan import data as datastage
+    from ergmeter.bench.plan import erg_train
+    from ergmeter.bench.plan.cells import PYTHON, BenchPlan, Cell, own_python
+    from ergmeter.bench.plan.plan import plan
+    from ergmeter.bench.plan.scenarios import ACCELERATE, CONFIG_VARIABLE
+    from ergmeter.cli.compare.bench import wrong
+    from ergmeter.compat import fms
+    from ergmeter.errors import ErgmeterError, PluginError
+    from ergmeter.views import bench as bench_plan
+    from ergmeter.views import bench as bench_run
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "ergmeter":
+        raise
+    sys.exit(
+        "ergmeter is not installed in this Python; in a clone: pip install '.[train]', or"
+        " tox -e run-benches"
+    )
 
 ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "scenarios" / "scenarios.yaml"
@@ -58,9 +72,17 @@ def truth(text: str) -> bool:
     return words[text.lower()]
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line; argparse prints the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="benchmark.py",
         description=(__doc__ or "").splitlines()[0],
         epilog="docs/from-fms.md says what is different.",

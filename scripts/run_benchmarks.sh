@@ -25,6 +25,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 fail() { echo "run_benchmarks.sh: $*" >&2; exit 2; }
 
 order="the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+later="NUM_GPUS BATCHES RESULT_DIR SCENARIOS FILTER"
 words=() options=()
 while [ "$#" -gt 0 ]; do
     case "$1" in
@@ -68,6 +69,7 @@ case "${2-}" in
 '' | *[!0-9\ ]*) ;;
 *) batches=$2 && shift ;;
 esac
+[ "$#" -le 4 ] || fail "too many arguments from '$5' on; $order, or $later; quote lists, as in '1 2'"
 results=${2:-benchmark_outputs}
 scenarios=${3:-scenarios.yaml}
 filter=${4-$small}
@@ -84,6 +86,10 @@ if [ ! -f "$scenarios" ]; then
         fail "no scenarios at $scenarios; $order"
     scenarios=$beside
 fi
+
+# A list without its quotes is another argument: this line shows what became of each.
+echo "run_benchmarks.sh: GPUs ${gpus:-as in the scenarios}; effective batch ${batches:-as in the scenarios};" \
+    "scenarios ${filter:-all but slow ones} of $scenarios; results in $results" >&2
 
 flags=(--scenarios_config_path "$scenarios" --results_output_path "$results" --preload_models)
 flags+=(--install_sft_trainer ${options[@]+"${options[@]}"})

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ergmeter.errors import UsageError, suggestion
+from ergmeter.errors import FormatError, UsageError, suggestion
 
 Location: TypeAlias = tuple[str | int, ...]
 
@@ -117,7 +117,7 @@ def read_yaml(path: Path) -> ConfigFile:
         document = loader.get_single_node()
         values = {} if document is None else loader.construct_document(document)
     except FileNotFoundError as error:
-        raise UsageError(f"no file at {path}") from error
+        raise FormatError(f"no file at {path}") from error
     except UsageError as error:
         raise UsageError(f"{path}, {error}") from None
     except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

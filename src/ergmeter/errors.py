@@ -38,6 +38,9 @@ class PluginError(ErgmeterError):
     """A named plugin is missing or does not load. The text says what to install or enable."""
 
 
+ALMOST = 0.9  # cutoff for a misspelt key among keys that are right
+
+
 def closest(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The closest match of a name, if there is one."""
     import difflib  # noqa: PLC0415  only errors need it

@@ -217,3 +217,15 @@ def test_links_between_our_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["from-fms", "from-nki-llama", "from-sft-play"])
+def test_a_page_for_pasting_writes_where_git_ignores_it(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    commands = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    option = r"(?:>|mkdir -p|--output|--out|--fms|results_csv=|_benchmarks\.sh 1 4)"
+    targets = re.findall(rf"{option} ?\"?([a-z][\w./-]+)", commands)
+    assert targets
+    assert [name for name in targets if not f"{name}/".startswith(("outputs/", "runs/"))] == []
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert {"outputs/", "runs/", "benchmark_outputs*/", "benchmark_results*/"} <= {*ignored}

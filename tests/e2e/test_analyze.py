@@ -685,7 +685,7 @@ def test_compat_says_where_it_looked_for_graphs(lab: Lab) -> None:
     ("page", "section", "blocks", "output", "mfu_percent"),
     [
         ("trainium", "To try it", 2, "metrics.json", 352 / 224 * 197.63 / 3040 * 100),
-        ("from-nki-llama", "Two minutes: the same numbers", 4, "theirs.json", 15.477),
+        ("from-nki-llama", "Two minutes: the same numbers", 4, "outputs/theirs.json", 15.477),
     ],
 )
 def test_the_examples_of_the_docs_print_what_they_say(

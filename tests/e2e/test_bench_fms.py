@@ -167,7 +167,7 @@ def test_the_page_prints_what_it_says(lab: Lab, tmp_path_factory: pytest.TempPat
     assert sum(line.startswith("# exp_") for line in printed) == 2
     assert sum("accelerate.commands.launch" in line for line in printed) == 1
     # Of the bench: what the page says of its files; and no word of kernels that no cell uses.
-    results = lab.path / "results"
+    results = lab.path / "outputs" / "results"
     plain, quantised = rows_of(results / "benchmarks.csv")
     always = {"framework_config", "model_name_or_path", "num_gpus", "peft_method", "status"}
     figures = ("loss", "runtime", "samples_per_second", "steps_per_second", "tokens_per_second")

@@ -233,14 +233,17 @@ def test_runs_that_tell_no_workload_are_not_taken_to_do_the_same(erg: Erg, tmp_p
     assert pair["explanations"] == ["FLOPs per token (6 GFLOP, exact / 4 GFLOP, exact)"]
     (loss,) = [one for one in pair["verdicts"] if one["metric"] == "training.loss"]
     assert loss["words"] == "training loss: not comparable: number of steps differs (40 / 37)"
-    assert "not told by both sides: model" in html.read_text()
+    assert "not checked, since a side lacks it: model" in html.read_text()
 
 
 def test_a_page_without_differences_says_what_it_could_not_see(erg: Erg, tmp_path: Path) -> None:
     runs = [counted(tmp_path / name, steps=40, flops=6e9) for name in ("a", "b")]
     html = tmp_path / "page.html"
     erg("compare", *runs, "--html", html)
-    assert "tell of themselves. Not told by both sides: model, data set" in html.read_text()
+    assert (
+        "No recorded fact differs. Not checked, since a side lacks it: model, data set"
+        in html.read_text()
+    )
 
 
 def unbroken(text: str) -> str:

@@ -724,7 +724,7 @@ def test_with_a_token_the_printed_address_opens_and_no_other(
 def test_misuse_is_one_line(lab: Lab) -> None:
     nowhere = f"{lab.path}/nowhere"
     said = f"erg: {nowhere} does not exist; erg serve takes a directory of runs\n"
-    assert erg("serve", nowhere) == (2, "", said)
+    assert erg("serve", nowhere) == (1, "", said)
     said = "erg: the token has 5 characters; 16 at least\n"
     assert erg("serve", lab.path, "--token", "short") == (2, "", said)
     said = "erg: --host 'a..b' is no name of a host and no address\n"

@@ -545,7 +545,7 @@ def test_the_page_does_what_it_says(clone: Lab) -> None:
     """Its blocks one after the other, as they are pasted into a shell in a clone."""
     page = (ROOT / "docs/from-sft-play.md").read_text()
     blocks = re.findall(r"```(bash|text)\n(.*?)```", page, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["bash", "text", "bash", "bash", "text", "bash"]
+    assert [kind for kind, _ in blocks] == ["bash", "text", *("bash",) * 2, "text", "bash", "text"]
     printed: list[str] = []
     results = []
     for kind, block in blocks:
@@ -558,8 +558,14 @@ def test_the_page_does_what_it_says(clone: Lab) -> None:
         printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
         results.append(printed)
     _, formulas, _, wishes = results
-    rows = ledger(clone, "outputs/energy_results.csv")
+    assert not (clone.path / "outputs/energy_results.csv").exists()  # short rows are kept apart
+    rows = [*ledger(clone, "outputs/try.csv"), *ledger(clone, "outputs/wishes.csv")]
     assert [(row["backend"], row["steps"]) for row in rows] == [("bnb", "30"), ("torch", "30")]
+    columns = re.findall(
+        r"`(\w+)`", page.partition("then what was measured:")[2].partition(". ")[0]
+    )
+    assert [*rows[0]][: len(columns)] == columns
+    assert columns[-1] == "vram_avg_MB"
     assert (clone.path / "outputs/cpu-bnb/sample.txt").exists()  # of make process
     assert [*(clone.path / "outputs/cpu-bnb").rglob("events.out.tfevents.*")]
     number = {name: float(rows[0][name]) for name in ("wall_s", "warmup_s", "tok_per_s")}
@@ -570,7 +576,7 @@ def test_the_page_does_what_it_says(clone: Lab) -> None:
     ]
     assert number["warmup_s"] > 0
     assert (rows[1]["currency"], rows[1]["gpu_cost"]) == ("EUR", "")
-    run = clone.path / "runs/sinks"
+    (run,) = (clone.path / "runs").glob("sinks-*")
     assert Run.open(run).writers[0].header["settings"]["pue"] == 1.2
     assert [*(run / "tensorboard").glob("events.out.tfevents.*")]
     with (run / "figures.csv").open(newline="") as file:

@@ -432,3 +432,27 @@ def test_devices_of_other_kinds_are_no_accelerators(erg: Erg, tmp_path: Path) ->
     assert whole["readings"]["utilization.node_cpu_frac"]["value"] == pytest.approx(0.25)
     assert whole["readings"]["traffic.disk_read_bytes_per_s"]["value"] == pytest.approx(1e6)
     assert any("nearly full: 1.00 GB of 1000 GB" in note for note in whole["notes"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} none" for name in ("report", "card", "compare", "list", "serve", "hlo")),
+        *(
+            "bench report none",
+            "bench compare none none2",
+            "bench plan none.yaml",
+            "import none.log",
+        ),
+        *("mfu none.json", "train --config none.yaml", "prepare --config none.yaml"),
+        "analyze --config none.yaml --model-config none.json",
+        "analyze --compare none.json none2.json",
+    ],
+)
+def test_an_absent_file_is_a_failure_in_every_command(
+    erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = erg(*command.split())
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "none" in err

@@ -36,7 +36,7 @@ from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import ARGUMENTS, RATES, READING_PARTS, STAGES, number
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
 from ergmeter.compare.ledgers import is_ledger
-from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
+from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.importers.nvidia_smi import CsvLog, key_of
 from ergmeter.metrics.catalog import Metric, bench_columns
 from ergmeter.metrics.evidence.evidence import Evidence
@@ -171,12 +171,13 @@ _LONGEST_LINE = 80  # characters of a damaged file's first line
 
 
 def saved_by_trainer(saved: Mapping[str, object]) -> dict[str, float]:
-    """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned.
+    """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned,
+    and the totals, for a training that printed none.
 
     What evaluate and predict took is nowhere else: they print before their tracker is read.
     """
-    figures = {name: number(value) for name, value in saved.items() if _IS_MEMORY.search(name)}
-    return {name: value for name, value in figures.items() if value is not None}
+    names = (name for name in saved if _IS_MEMORY.search(name) or name in TRAINER_NAMES)
+    return {name: value for name in names if (value := number(saved[name])) is not None}
 
 
 def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[str, float]:
@@ -388,7 +389,8 @@ _INPUTS = (
     *(SMI_LOG, SMI_NOTE, f"hf/{SAVED}"),
 )
 _SMI_OF_NODES = "gpu_memory_logs.node*"
-_ADDED = "measured_by_ergmeter"  # names in results.json that no program told, joined by spaces
+# Two keys of results.json with the names, joined by spaces, that the program did not print.
+_ADDED, _SAVED = "measured_by_ergmeter", "saved_by_trainer"
 
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
@@ -406,7 +408,7 @@ def batches(path: Path) -> Iterator[pa.Table]:
     if path.is_dir():
         return tables.batched(_of_directory(path, keep=True))
     if not path.is_file():
-        raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
+        raise FormatError(f"{path} is not there: give a results directory, a Parquet or CSV file")
     if path.suffix == ".parquet":
         return tables.from_parquet(path)
     return tables.from_csv(path) if tables.is_ours(path) else iter([tables.read_fms_file(path)])
@@ -450,13 +452,15 @@ def complete(cell: Path) -> None:
     figures = json.loads(row["training"] or "{}")
     ours = {name: value for name, value in figures.items() if raw.get(name) in (None, "")}
     if ours and row["status"] in tables.DONE:
-        added = {**raw, **ours, _ADDED: " ".join(sorted(ours))}
+        saved = saved_by_trainer(_object(cell, f"hf/{SAVED}", []))
+        names = {_ADDED: ours.keys() - saved.keys(), _SAVED: ours.keys() & saved.keys()}
+        added = {**raw, **ours, **{key: " ".join(sorted(names[key])) for key in names}}
         write_json(cell / RESULTS, {k: json_number(v) for k, v in sorted(added.items())}, indent=4)
         _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 8
+_MAKING = 9
 
 
 @cache
@@ -517,15 +521,18 @@ def _row(cell: Path) -> dict[str, Any]:
     missing: dict[str, str] = {}
     devices = row["num_gpus"] * row["nodes"] if row["num_gpus"] else None
     row |= tables.trainer_figures(results, devices)
+    saved = saved_by_trainer(_object(cell, f"hf/{SAVED}", damaged))
+    row["runtime_s"] = row["runtime_s"] or saved.get(RUNTIME)
     row = _with_run(row, run_columns(cell / "run", missing, damaged, num_gpus=devices))
-    results = {**saved_by_trainer(_object(cell, f"hf/{SAVED}", damaged)), **results}
+    totals = {**saved, **results}
+    results = {n: totals[n] for n in totals if n in results or n not in TRAINER_NAMES}
     row |= of_trainer(results, missing)
     row |= of_smi(cell, row, missing, damaged) | {"damaged": "; ".join(damaged)}
     row |= {"settings": json.dumps(settings, sort_keys=True), "raw": json.dumps(results)}
     row["training"] = None
     loss = row.pop(MEAN_LOSS, row.get("loss"))
     if row["status"] == "ok":
-        figures = trainer_totals(results, cell / "run", ranks=devices, loss=loss)
+        figures = trainer_totals(totals, cell / "run", ranks=devices, loss=loss)
         row["training"] = json.dumps(figures, sort_keys=True)
     return tables.with_headline_rate(row, missing) | {"path": str(cell)}
 
@@ -606,7 +613,8 @@ def _original_outcome(results: Mapping[str, Any]) -> tuple[str, str]:
 
 def _as_told(results: Mapping[str, Any]) -> dict[str, Any]:
     """A results.json without what `complete` put into it."""
-    added = {_ADDED, *str(results.get(_ADDED, "")).split()}
+    keys = (_ADDED, _SAVED)
+    added = {*keys, *(name for key in keys for name in str(results.get(key, "")).split())}
     return {name: value for name, value in results.items() if name not in added}
 
 

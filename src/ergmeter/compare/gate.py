@@ -432,7 +432,7 @@ def _fairness_notes(name: str, fair: Fairness) -> list[str]:
     if fair.explanations:
         notes.append(f"{name}: could explain a change: {', '.join(fair.explanations)}")
     if fair.unknown:
-        notes.append(f"{name}: not checked, not told by both sides: {', '.join(fair.unknown)}")
+        notes.append(f"{name}: not checked, since a side lacks it: {', '.join(fair.unknown)}")
     return notes
 
 

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import ALMOST, FormatError, closest, suggestion
 
 # Defaults of fields and heads of classes, as transformers has them.
 #
@@ -88,10 +88,10 @@ _MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(EXPERTS, _MOST_
 class MissingFieldError(FormatError):
     """A field that nothing can take the place of, by the names it may have."""
 
-    def __init__(self, where: str, names: tuple[str, ...]) -> None:
+    def __init__(self, where: str, names: tuple[str, ...], near: str) -> None:
         self.names = names
         label = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
-        super().__init__(f"{where}: the field {label} is missing; add it")
+        super().__init__(f"{where}: the field {label} is missing; add it{near}")
 
 
 def quoted_value(value: object) -> str:
@@ -121,6 +121,7 @@ class ModelConfig:
         self.where = where
         self.assumed = assumed if assumed is not None else []
         self.read: set[str] = set()  # names of the fields that were read
+        self._views = [self]  # also its parts, and its fields read as another family's
 
     def __contains__(self, name: str) -> bool:
         return self._lookup(name) is not None
@@ -144,7 +145,17 @@ class ModelConfig:
             + ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
             for family, values in self._defaulted.items()
         ]
-        return [*self.assumed, *lines]
+        return [*self.assumed, *lines, *self._misspelt()]
+
+    def _misspelt(self) -> list[str]:
+        """Notes on fields that nothing read, with almost the name of one that is left out."""
+        read = set[str]().union(*(view.read for view in self._views))
+        return [
+            f"{view.where}: {name} is not read; did you mean {meant}?"
+            for view in self._views
+            for name in sorted(view._fields.keys() - read)
+            if (meant := closest(name, view.read - view._fields.keys(), cutoff=ALMOST))
+        ]
 
     def integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
         """A whole number under one of these names."""
@@ -250,7 +261,8 @@ class ModelConfig:
 
     def _of_family(self, fields: dict[str, Any], kind: str, where: str) -> ModelConfig:
         other = ModelConfig({**fields, "model_type": kind}, where=where, assumed=self.assumed)
-        other._defaulted = self._defaulted
+        other._defaulted, other._views = self._defaulted, self._views
+        self._views.append(other)
         return other
 
     @cached_property
@@ -285,7 +297,9 @@ class ModelConfig:
             if value is not None:
                 return name, value
         if default is None:
-            raise MissingFieldError(self.where, names)
+            unread = self._fields.keys() - self.read
+            near = suggestion(names[0], unread, "; did you write it as {}?", cutoff=ALMOST)
+            raise MissingFieldError(self.where, names, near)
         return names[0], default
 
 

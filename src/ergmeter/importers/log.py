@@ -81,7 +81,7 @@ class LogColumns:
             self._put(self._counts, name, count)
         for means, printed, value, _ in parsed.pairs:
             if means.kind == "rate" and "peak" not in printed:  # of two names for one, the first
-                self._put(self._rates, means.unit, value)
+                self._put(self._rates, means.unit or means.name, value)
 
     def restart_reason(self, parsed: ParsedLine) -> str:
         """Why a line is no next row; "" if it is one. A number that falls may be of the next epoch:
@@ -226,7 +226,7 @@ class LogRun:
     clock: str | None  # "stamps", "step times" added up, "bar": its own, "train_runtime"
     samples: FloatArray  # since the row before
     tokens: FloatArray
-    rates: dict[str, FloatArray]  # by unit, as printed
+    rates: dict[str, FloatArray]  # by unit, or by name where none is printed
     has_loss: npt.NDArray[np.bool_]  # a loss was printed, `nan` or not
     rate_steps: int = 1  # a printed rate is a mean over so many steps
     of_one_rank: bool = False  # several ranks print: samples and tokens are those of one
@@ -235,6 +235,12 @@ class LogRun:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @cached_property
+    def sequence_rates(self) -> tuple[str, ...]:
+        """The rates that are sequences per second. A `throughput` without a unit is one, as in
+        nki-llama's guide; in a log that counts tokens it may be theirs."""
+        return _SEQUENCES if np.isfinite(self.tokens).any() else (*_SEQUENCES, _BARE)
 
     @cached_property
     def period_s(self) -> FloatArray:
@@ -328,6 +334,7 @@ def _moment(t_s: float) -> datetime:
 
 
 _SEQUENCES = ("sequences/s", "samples/s")
+_BARE = "throughput"
 
 
 def _first(run: LogRun) -> tuple[int, str]:
@@ -362,7 +369,7 @@ class Steady:
     @cached_property
     def sequences_per_s(self) -> Result:
         """Sequences over time; else the mean of the printed rates."""
-        return self._rate(self._run.samples, "sequences/s", _SEQUENCES)
+        return self._rate(self._run.samples, "sequences/s", self._run.sequence_rates)
 
     @cached_property
     def tokens_per_s(self) -> Result:
@@ -425,19 +432,20 @@ class Steady:
         return periods if np.isfinite(periods).all() and periods.sum() > 0 else None
 
     def _printed(self, unit: str, printed: tuple[str, ...]) -> Result:
-        column = next((self._run.rates[p] for p in printed if p in self._run.rates), None)
-        if column is None:
+        name = next((name for name in printed if name in self._run.rates), None)
+        if name is None:
             return Missing(f"{self._why()}, and the program printed no {' or '.join(printed)}")
         first = self._past_averages()
-        rates = column[first:]
+        rates = self._run.rates[name][first:]
         rates = rates[np.isfinite(rates) & (rates > 0)]
         if not len(rates):
             return Missing(f"no {unit} above 0 was printed after the warm-up: {self.rule}")
         averaged = f", from row {first} on as each is a mean over {self._run.rate_steps} steps"
         many = f"harmonic mean of {len(rates)} printed figures"
         note = (
-            f"{'the one printed figure' if len(rates) == 1 else many}, not samples over time;"
-            f" {self.rule}{averaged if first > self.first else ''}"
+            f"{'the one printed figure' if len(rates) == 1 else many}, not samples over time"
+            f"{', throughput read as sequences/s' if name == _BARE else ''}; {self.rule}"
+            f"{averaged if first > self.first else ''}"
         )
         return Reading(float(len(rates) / (1 / rates).sum()), unit, "reported", note=note)
 

@@ -168,10 +168,8 @@ def _opened(path: str) -> IO[bytes]:
         return sys.stdin.buffer
     try:
         return Path(path).open("rb")
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file") from error
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from error
+        raise FormatError(f"{path} can't be read: {error.strerror}") from error
 
 
 # Choosing the importer. The first line that looks like a step does not decide: a loop's own

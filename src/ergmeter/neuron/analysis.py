@@ -116,30 +116,30 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
 
 
 def check_inputs(request: AnalysisRequest, *, is_original: bool = False) -> None:
-    """Raises UsageError for a size that can't be, and for a model or a log that does not exist."""
+    """Raises UsageError for a size that can't be, FormatError for a file that does not exist."""
     check_request(request, is_original=is_original)
     _check_model(request.model_config)
     _check_log(request.log_file)
 
 
 def _check_log(path: str | None) -> None:
-    """Raises UsageError if the log does not exist. Pipes and - (standard input) are accepted."""
+    """Raises FormatError if the log does not exist. Pipes and - (standard input) are accepted."""
     if path is None or path == "-":
         return
     if not Path(path).exists():
-        raise UsageError(f"--log-file {path}: no such file")
+        raise FormatError(f"--log-file {path}: no such file")
     if Path(path).is_dir():
         raise UsageError(f"--log-file {path}: is no file")
 
 
 def _check_model(path: str) -> None:
-    """Raises UsageError if the model does not exist, FormatError if it is no config.json."""
+    """Raises FormatError if the model does not exist or is no config.json."""
     try:
         read_model(path)
     except FormatError as error:
         if isinstance(error.__cause__, FileNotFoundError) and not Path(path).exists():
             advice = "--model-config takes the model's config.json"
-            raise UsageError(f"{path}: no such file; {advice}") from error
+            raise FormatError(f"{path}: no such file; {advice}") from error
         if Path(path).suffix in (".yaml", ".yml"):
             advice = "is the training's YAML; is it meant for --config?"
             raise FormatError(f"--model-config {path} {advice}") from error
@@ -389,7 +389,7 @@ def _check(request: AnalysisRequest) -> None:
     if request.modules_from_log and request.log_file is None:
         raise UsageError("--modules-from-log needs --log-file")
     if request.compile_dir is not None and not Path(request.compile_dir).exists():
-        raise UsageError(
+        raise FormatError(
             f"--compile-dir {request.compile_dir} does not exist; it is the cache that holds"
             " neuronxcc-<version>/MODULE_<hash> directories"
         )

@@ -28,7 +28,7 @@ def read_graph_runs(path: str) -> dict[str, int]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         why = error.strerror or error
-        raise UsageError(f"--graph-runs {path} can't be read: {why}") from error
+        raise FormatError(f"--graph-runs {path} can't be read: {why}") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"--graph-runs {path} is no text: {error}") from error
     runs: dict[str, int] = {}

@@ -355,11 +355,9 @@ class AnalysisSource:
 def _read(path: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; --compare takes earlier outputs") from error
     except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{path} can't be read: {why}; --compare takes earlier outputs") from error
+        why = f"{path} can't be read: {error.strerror or error}"
+        raise FormatError(f"{why}; --compare takes earlier outputs") from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(document, dict) or "mfu_percent" not in document:

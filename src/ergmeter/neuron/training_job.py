@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import ALMOST, FormatError, closest
 from ergmeter.flops.analytic import Checkpointing
 from ergmeter.flops.config import quoted_value
 from ergmeter.flops.graph.adapters import Lora
@@ -44,6 +44,7 @@ class TrainingFile:
     def __init__(self, fields: dict[str, Any], *, where: str) -> None:
         self._fields = fields
         self.where = where
+        self.misspelt: dict[str, str] = {}  # notes on keys that are almost the ones not there
 
     def value(self, key: str) -> Any:  # noqa: ANN401  whatever the file holds
         """The value of a dotted key; `Unresolved` for a reference that can't be resolved."""
@@ -72,13 +73,18 @@ class TrainingFile:
         """A whole number of 1 or more that has to be there."""
         value = self.whole_number(key, instead=instead)
         if value is None:
-            raise FormatError(f"{self.where}: the key {key} is missing; add it, or {instead}")
+            near = "".join(f"; {note}" for note in self.misspelt.values())
+            raise FormatError(f"{self.where}: the key {key} is missing; add it, or {instead}{near}")
         return value
 
     def _value(self, path: list[str], depth: int) -> Any:  # noqa: ANN401
         value: Any = self._fields
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
+        for level, name in enumerate(path):
+            fields = value if isinstance(value, dict) else {}
+            if name not in fields and (near := closest(name, map(str, fields), cutoff=ALMOST)):
+                key = ".".join((*path[:level], near))
+                self.misspelt[key] = f"{key} is not read; did you mean {name}?"
+            value = fields.get(name)
         return self._followed(value, path[:-1], depth) if isinstance(value, str) else value
 
     def _followed(self, text: str, parent: list[str], depth: int) -> Any:  # noqa: ANN401
@@ -123,11 +129,9 @@ def read_training_file(path: str | Path) -> TrainingFile:
     """Reads the YAML of a training."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; --config takes the training's YAML") from error
     except OSError as error:
         why = f"{path} can't be read: {error.strerror or error}"
-        raise UsageError(f"{why}; --config takes the training's YAML") from error
+        raise FormatError(f"{why}; --config takes the training's YAML") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:
@@ -222,7 +226,7 @@ def read_job(
         pipeline_stages=stages,
         micro_batches=micro_batches(batch, at_once),
         cache=cache if isinstance(cache, str) and cache else None,
-        notes=(*notes, *_strategy_notes(file)),
+        notes=(*notes, *_strategy_notes(file), *file.misspelt.values()),
         batch_from="--batch-size" if batch_size else "the YAML",
         seq_len_from="--seq-len" if seq_len else "the YAML",
         at_once=at_once,

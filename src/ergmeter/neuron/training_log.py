@@ -191,7 +191,7 @@ def _losses(run: LogRun) -> LossStatistics:
 
 def rate_unit(run: LogRun) -> str | None:
     """The unit of the sequences per second that the program printed."""
-    return next((unit for unit in ("sequences/s", "samples/s") if unit in run.rates), None)
+    return next((unit for unit in run.sequence_rates if unit in run.rates), None)
 
 
 def _modified(path: str) -> str | None:

@@ -405,8 +405,7 @@ def notes(overview: Overview) -> list[str]:
         remarks.append(
             "tokens/s and samples/s are the pace of training: steps after the warm-up, without"
             " evaluation and checkpoints (timed_steps in timed_s of --export); tokens/s of the"
-            " whole run stand beside them; time is of the whole training or, where it was not given"
-            " that, of the run"
+            " whole run stand beside them; time is train_runtime of the Trainer, else of the run"
         )
     if "computed" in overview.tokens_counted:
         remarks.append(

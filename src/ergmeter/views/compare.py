@@ -179,7 +179,7 @@ def beside_verdicts(pair: GroupPair) -> Iterable[tuple[Weight, str]]:
     for remark in fair.remarks:
         yield "remark", remark
     if fair.unknown:
-        yield "remark", f"not checked, not told by both sides: {', '.join(fair.unknown)}"
+        yield "remark", f"not checked, since a side lacks it: {', '.join(fair.unknown)}"
 
 
 # Charts and tables.
@@ -263,8 +263,8 @@ def _differences(comparison: Comparison) -> Table | Paragraph:
     if rows:
         return Table(("what", *(group.name for group in comparison.groups)), rows)
     unknown = dict.fromkeys(fact for pair in comparison.pairs for fact in pair.fairness.unknown)
-    untold = f" Not told by both sides: {', '.join(unknown)}." if unknown else ""
-    return Paragraph(f"Nothing that the runs tell of themselves.{untold}", style="dim")
+    untold = f" Not checked, since a side lacks it: {', '.join(unknown)}." if unknown else ""
+    return Paragraph(f"No recorded fact differs.{untold}", style="dim")
 
 
 def _run_table(comparison: Comparison) -> Table:

@@ -188,6 +188,33 @@ def test_a_cells_results_json_gets_its_final_figures_and_they_are_never_taken_fo
     assert before[0]["rates_from"] == "run"
 
 
+def test_fms_fields_are_the_trainers_own_where_it_saved_them(tmp_path: Path) -> None:
+    """As a cell of erg train leaves them: nothing printed, all_results.json in hf/."""
+    path = add_cell(tmp_path, 0, results_={"num_gpus": 2})
+    slow_start(path)
+    saved = {"train_runtime": 125.5, "train_samples_per_second": 1.275, "train_loss": 2.25,
+             "train_steps_per_second": 0.159, "epoch": 0.5, "total_flos": 1e9}  # fmt: skip
+    (path / "hf").mkdir()
+    (path / "hf" / "all_results.json").write_text(json.dumps(saved))
+    before = rows(tmp_path)
+    results.complete(path)
+    told = json.loads((path / "results.json").read_text())
+    with fms.fms_writer(tmp_path) as add:
+        add(results.table(tmp_path))
+    (exported,) = csv.DictReader((tmp_path / fms.BENCHMARKS).read_text().splitlines())
+    for name in saved.keys() - {"total_flos"}:
+        assert told[name] == float(exported[name]) == saved[name]
+    # Tokens are ours, over the Trainer's time, and the files name what is whose.
+    assert told["train_tokens_per_second"] == pytest.approx(20_000 / 2 / 125.5)
+    assert told["measured_by_ergmeter"] == "train_tokens_per_second"
+    assert told["saved_by_trainer"].split() == sorted(saved.keys() - {"total_flos"})
+    # Our table: its time is the Trainer's too, rates and loss are the run's as before.
+    (path / results.ROW).unlink()
+    assert rows(tmp_path) == before
+    assert (before[0]["runtime_s"], before[0]["rates_from"]) == (125.5, "run")
+    assert before[0]["steps_per_s"] == pytest.approx(0.5)
+
+
 def test_fms_train_loss_is_the_trainers_mean_and_ours_the_last_logged(tmp_path: Path) -> None:
     path = add_cell(tmp_path, 0, results_={"num_gpus": 2})
     losses = {"train_loss": 6.4888, "mean_train_loss": 6.5736}  # as erg train leaves them

@@ -12,7 +12,7 @@ from ergmeter.bench.plan.cells import Cell, Expectation
 from ergmeter.bench.plan.plan import plan
 from ergmeter.bench.plan.scenarios import BadCondition, Condition
 from ergmeter.config_file import usage_error
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
 
 ADAPTERS: dict[str, Any] = {
     "name": "adapters",
@@ -382,7 +382,7 @@ def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
     path.write_text("scenarios: [")
     with pytest.raises(UsageError, match=r"scenarios.yaml, line 1, column 13 is not YAML: .*node"):
         plan(path)
-    with pytest.raises(UsageError, match="no file at"):
+    with pytest.raises(FormatError, match="no file at"):
         plan(tmp_path / "none.yaml")
 
 

@@ -132,6 +132,8 @@ def shell(*words: object) -> subprocess.CompletedProcess[str]:
         (["1", "results", "."], "SCENARIOS_CONFIG is the folder .; the order is NUM_GPUS RESULT"),
         (["--num_gpus", "1"], "takes the options --command and --contents; got '--num_gpus'"),
         (["1", "--command"], "--command needs a value"),
+        (["1", "r", "mine.yaml", "lora", "extra", "x"], "too many arguments from 'extra' on; the"),
+        (["1", "4", "r", "mine.yaml", "lora", "extra"], "too many arguments from 'extra' on; the"),
     ],
 )
 def test_arguments_in_the_wrong_place_are_told_in_a_line(
@@ -143,6 +145,56 @@ def test_arguments_in_the_wrong_place_are_told_in_a_line(
     assert told.returncode == 2
     assert said in told.stderr
     assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "understood"),
+    [
+        (["1", "2", "r", "mine.yaml"], "GPUs 1; effective batch 2; scenarios all but slow ones of"),
+        (["1 2", "r", "mine.yaml", "mine"], "GPUs 1 2; effective batch as in the scenarios; scen"),
+    ],
+)
+def test_a_line_shows_how_the_arguments_were_read(
+    tmp_path: Path, words: list[str], understood: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list without its quotes is read as two arguments: `1 2` is one GPU and a batch of 2."""
+    monkeypatch.chdir(tmp_path)
+    scenarios(tmp_path, command="true {arguments}")
+    told = shell(*words)
+    assert told.returncode == 0, told.stderr
+    first = told.stderr.splitlines()[0]
+    assert first.startswith(f"run_benchmarks.sh: {understood}")
+    assert first.endswith("of mine.yaml; results in r")
+
+
+NAMES = ("analyze_energy", "benchmark", "calculate_training_metrics", "train")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_python_without_ergmeter_gets_one_line(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", SCRIPTS / f"{name}.py", "--help"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ergmeter is not installed in this Python; in a clone: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nope"], "unrecognized arguments: --nope"),
+        (["--num_gpus_matrix", "x"], "argument --num_gpus_matrix: invalid int value: 'x'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(words: list[str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "benchmark.py", *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"benchmark.py: {message}; see --help\n"
 
 
 def test_help_is_of_the_script_itself() -> None:

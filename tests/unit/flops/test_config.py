@@ -101,6 +101,19 @@ def test_a_field_may_have_the_other_name_that_its_class_takes() -> None:
     assert graphs[0].assumptions == graphs[1].assumptions
 
 
+def test_a_field_that_is_misspelt_is_named_with_what_was_meant() -> None:
+    meant = "hiden_size is not read; did you mean hidden_size?"
+    fields = {"hiden_size" if name == "hidden_size" else name: LLAMA[name] for name in LLAMA}
+    lines = model_graph(ModelConfig(fields, where="c.json")).assumptions
+    assert f"c.json: {meant}" in lines
+    nested = {"model_type": "llava", "text_config": fields, "vision_config": CLIP}
+    lines = model_graph(ModelConfig(nested, where="v.json")).assumptions
+    assert f"v.json: text_config: {meant}" in lines
+    config = ModelConfig(fields, where="c.json", defaults={})
+    with pytest.raises(FormatError, match="add it; did you write it as hiden_size"):
+        model_graph(config)
+
+
 def test_a_field_of_many_names_is_named_by_all_of_them() -> None:
     config = ModelConfig({"model_type": "gpt2", "n_head": 4}, where="x", defaults={})
     with pytest.raises(FormatError, match=r"the field n_embd \(or hidden_size\) is missing"):

@@ -201,7 +201,7 @@ def test_the_command_tells_a_person(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["none.log"], 2, "none.log: no such file"),
+        (["none.log"], 1, "none.log can't be read: No such file"),
         (["some.txt"], 1, "no training step recognised in 1 line;"),
         (["some.txt", "--format", "what"], 2, "no format 'what'; there are efficientllm"),
     ],

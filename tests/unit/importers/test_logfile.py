@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 from ergmeter.importers import logfile
 from ergmeter.importers.logfile import MAX_LINE_BYTES, LogFile
 from ergmeter.ports import LineHints
@@ -135,10 +135,10 @@ def test_progress_hears_of_every_byte(tmp_path: Path) -> None:
     assert heard[-1] == 3_500_000
 
 
-def test_a_log_that_is_not_there_is_misuse(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
+def test_a_log_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="No such file"):
         texts(tmp_path / "none.log")
-    with pytest.raises(UsageError, match="directory"):
+    with pytest.raises(FormatError, match="directory"):
         texts(tmp_path)
 
 

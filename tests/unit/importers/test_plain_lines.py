@@ -146,7 +146,7 @@ def test_a_step_that_is_numbered_without_a_colon_keeps_its_number(tmp_path: Path
         ("throughput: 2.0 seq/s", "sequences/s", 2),
         ("throughput: 8,724 tokens/s", "tokens/s", 8724),
         ("throughput=3.5 samples/sec |", "samples/s", 3.5),
-        ("throughput: 2.0 tokens/s: 9", "", 2),
+        ("throughput: 2.0 tokens/s: 9", "throughput", 2),
     ],
 )
 def test_the_unit_behind_a_loops_throughput_is_its_unit(

@@ -189,7 +189,7 @@ def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(FormatError, match="can't be read as JSON"):
         read_outputs([str(path), other])
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(FormatError, match="No such file"):
         read_outputs([other, str(path)])
     with pytest.raises(UsageError, match="is given twice"):
         read_outputs([str(path), str(tmp_path / "." / ".." / tmp_path.name / "a.json")])
@@ -211,7 +211,7 @@ def test_an_mfu_that_is_no_number_is_refused(tmp_path: Path, mfu: str) -> None:
     other.write_text('{"mfu_percent": 12.0}')
     with pytest.raises(FormatError, match=r"a\.json: mfu_percent must be a number or null; got"):
         read_outputs([str(path), str(other)])
-    with pytest.raises(UsageError, match="can't be read: Is a directory"):
+    with pytest.raises(FormatError, match="can't be read: Is a directory"):
         read_outputs([str(tmp_path), str(other)])
 
 

@@ -445,7 +445,7 @@ def test_troubleshooting_names_the_cause(erg: Erg, job: Path) -> None:
         return {each["about"]: each["text"] for each in json.loads(out)["findings"]}
 
     code, _, err = erg(*words, "--compile-dir", "elsewhere")
-    assert code == 2
+    assert code == 1
     assert err.startswith("erg: --compile-dir elsewhere does not exist; it is the cache that holds")
     (job / "empty").mkdir()
     assert findings("--compile-dir", "empty")["no_hlo"].startswith("no HLO found: looked in empty")

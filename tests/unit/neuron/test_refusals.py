@@ -34,17 +34,17 @@ def analyze(
 @pytest.mark.parametrize(
     ("arguments", "rc", "said"),
     [
-        (("--config", "none.yaml"), 2, "none.yaml: no such file"),
+        (("--config", "none.yaml"), 1, "none.yaml can't be read: No such file"),
         (
             ("--config", "."),
-            2,
+            1,
             ". can't be read: Is a directory; --config takes the training's YAML",
         ),
-        (("--model-config", "none.json"), 2, "none.json: no such file"),
-        (("--model-config", "none"), 2, "none: no such file"),
-        (("--graph-runs", "none"), 2, "--graph-runs none can't be read: No such file"),
-        (("--log-file", "none.log"), 2, "--log-file none.log: no such file"),
-        (("--compile-dir", "none"), 2, "--compile-dir none does not exist"),
+        (("--model-config", "none.json"), 1, "none.json: no such file"),
+        (("--model-config", "none"), 1, "none: no such file"),
+        (("--graph-runs", "none"), 1, "--graph-runs none can't be read: No such file"),
+        (("--log-file", "none.log"), 1, "--log-file none.log: no such file"),
+        (("--compile-dir", "none"), 1, "--compile-dir none does not exist"),
         (("--batch-size", "0"), 2, "--batch-size must be a number above 0; got 0"),
         (("--throughput", "nan"), 2, "--throughput must be a number above 0; got nan"),
         (("--devices", "64"), 2, "64 devices of 1 core a node (--devices) are more than the 32"),
@@ -69,7 +69,7 @@ def analyze(
         (("--compat", "--log-file", "."), 2, "--log-file .: is no file"),
         (("--compat", "--log-file", "-"), 2, "--log-file -: is no file"),
         (("--compat", "--model-config", "layers=2,hidden=8,heads=2"), 2, "--compat takes a config"),
-        (("--compat", "--log-file", "none.log"), 2, "--log-file none.log: no such file"),
+        (("--compat", "--log-file", "none.log"), 1, "--log-file none.log: no such file"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(

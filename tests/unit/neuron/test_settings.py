@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 from ergmeter.neuron.training_job import TrainingFile, Unresolved, read_training_file
 
 
@@ -77,5 +77,5 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: bytes, said: s
     with pytest.raises(FormatError, match=said) as refused:
         read_training_file(path)
     assert "\n" not in str(refused.value)
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(FormatError, match="No such file"):
         read_training_file(tmp_path / "none.yaml")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.training_log import Throughput, throughput
+from ergmeter.neuron.training_log import Throughput, about_log, rate_unit, throughput
 from ergmeter.records import Reading
 from tests.unit.neuron.test_mfu import job
 
@@ -40,6 +40,39 @@ def test_printed_sequences_per_second_are_taken_after_the_first(tmp_path: Path) 
     assert found.seq_per_s == pytest.approx(4 / 2.5)
     assert found.is_from_log
     assert "train.log" in found.source
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "step_time: 1.2\nthroughput: 2.1\nloss: 2.3",
+        "step_time: 1.2, throughput: 2.1, loss: 2.3",
+        "step {step} loss: 2.3 throughput: 2.1",
+        "step: {step}, throughput: 2.1, loss: 2.3",
+        "step: {step}, step_time: 1.2, throughput: 2.1",
+        '{{"step": {step}, "loss": 2.3, "step_time": 1.2, "throughput": 2.1}}',
+    ],
+)
+def test_a_printed_throughput_is_read_in_every_layout(tmp_path: Path, form: str) -> None:
+    """A step time that contradicts it, by the batch, is a note."""
+    log = log_of(tmp_path, *(form.format(step=step) for step in range(1, 13)))
+    found = pace(log)
+    assert found.seq_per_s == pytest.approx(2.1)
+    assert "throughput read as sequences/s" in " ".join((found.source, *log.notes))
+    assert rate_unit(log.last) is not None
+    notes = list(about_log(log, job(4096), found))
+    assert len(notes) == ("step_time" in form)
+    for note in notes:  # 64 sequences in 1.2 s
+        assert note.startswith("the log prints 2.1 sequences/s, while 64 sequences (")
+        assert "in its 1.2 s a step make 53.33: what it prints is taken" in note
+
+
+def test_a_throughput_without_a_unit_is_not_taken_where_tokens_are_counted(tmp_path: Path) -> None:
+    """It may be of tokens: 64 x 4096 of them in 32 s."""
+    line = "step={} loss=2.3 tokens=262144 step_time=32 throughput=8192"
+    found = pace(log_of(tmp_path, *(line.format(step) for step in range(1, 13))))
+    assert found.seq_per_s == pytest.approx(2.0)
+    assert "in sequences of 4096" in found.source
 
 
 def test_tokens_per_second_become_sequences(tmp_path: Path) -> None:

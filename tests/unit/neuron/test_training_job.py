@@ -35,6 +35,20 @@ def test_what_nobody_says_is_noted() -> None:
     assert any("bf16 and its peak are assumed" in note for note in job.notes)
 
 
+def test_a_key_that_is_misspelt_is_named_with_what_was_meant() -> None:
+    yaml = file(trainr={"devices": 16}, model={"num_layer": 8})
+    notes = read_job(yaml).notes
+    assert "trainr is not read; did you mean trainer?" in notes
+    assert "model.num_layer is not read; did you mean num_layers?" in notes
+    yaml = TrainingFile({"data": {"global_batch_size": 64, "seq_lenght": 4096}}, where="job.yaml")
+    with pytest.raises(FormatError) as caught:
+        read_job(yaml)
+    assert str(caught.value) == (
+        "job.yaml: the key data.seq_length is missing; add it, or pass --seq-len;"
+        " data.seq_lenght is not read; did you mean seq_length?"
+    )
+
+
 @pytest.mark.parametrize("said", ["fp8", "weird", "manual", 8, "${none.of.it}"])
 def test_a_precision_that_is_not_known_is_noted_and_none_of_the_trainer_s(said: object) -> None:
     job = read_job(file(precision={"type": said}))

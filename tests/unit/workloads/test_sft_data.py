@@ -526,4 +526,4 @@ def test_erg_prepare_tells_what_is_in_the_data(
     code, out, _ = erg("prepare", "--config", "run.yaml")
     assert (code, "3 documents were read" in out) == (0, True)
     code, _, err = erg("prepare", "--config", "none.yaml")
-    assert (code, "no file at none.yaml" in err) == (2, True)
+    assert (code, "no file at none.yaml" in err) == (1, True)

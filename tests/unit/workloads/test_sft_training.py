@@ -335,7 +335,7 @@ def test_what_the_guide_names_is_where_the_page_has_it() -> None:
     names = re.findall(r"`(ergmeter\.[\w.]+)`", section)
     assert len(names) == 4
     assert all(pkgutil.resolve_name(name) for name in names)
-    # `pip install pynvml torch transformers` of the guide is `pip install 'ergmeter[train]'`.
+    # `pip install pynvml torch transformers` of the guide is `pip install '.[train]'`.
     required = "\n".join(requires("ergmeter") or ())
     assert re.search(r"^nvidia-ml-py\b[^;]*$", required, re.MULTILINE)
     for name in ("torch", "transformers"):

@@ -603,8 +603,8 @@ def _no_contents(scenario_file: Scenarios) -> str:
     """
     if scenario_file.contents:
         return ""
-    places = " nor ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
+    places = " or ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
     return (
-        f"; FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it"
-        f" is neither {places}; put it there, or give --contents"
+        f"; FMS's shortnames, for --command sft_trainer, are in its {scenarios.CONTENTS}, and there"
+        f" is none at {places}: copy it there, or give --contents"
     )

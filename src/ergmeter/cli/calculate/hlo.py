@@ -17,7 +17,7 @@ from ergmeter.errors import FormatError, UsageError
     nargs=-1,
     required=True,
     metavar="PATH...",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
 )
 @click.option(
     "--by",

@@ -263,7 +263,7 @@ def _score(analysis: Analysis) -> Iterator[Part]:
     """Yield the score, one factor a row."""
     result, score = analysis.readings.get(SCORE), analysis.score
     if result is None or score is None:
-        yield Paragraph("No score was asked for: --calculate-score gives one, with its factors.")
+        yield Paragraph("No overall score was asked for: --calculate-score gives it, by factor.")
         return
     score_text = "-"
     if isinstance(result, Reading):

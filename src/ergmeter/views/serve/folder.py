@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ergmeter.compare.ledgers import is_ledger
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 from ergmeter.runlog import format as fmt
 
 Kind = Literal["run", "bench", "ledger"]
@@ -62,7 +62,7 @@ class Folder:
         is_yet_to_come = self.root == _DEFAULT and not self.root.exists()
         if not self.root.is_dir() and not is_yet_to_come:
             what = "is a file" if self.root.exists() else "does not exist"
-            raise UsageError(f"{self.root} {what}; erg serve takes a directory of runs")
+            raise FormatError(f"{self.root} {what}; erg serve takes a directory of runs")
         self.root = self.root.resolve()
 
     def items(self, kind: Kind) -> list[ServedItem]:
