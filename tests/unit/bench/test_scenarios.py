@@ -334,9 +334,10 @@ def test_a_shortname_of_fms_without_its_list_says_where_the_list_is_looked_for(
     assert f"framework_config '{name}' is not known; there are none, torch, bnb" in told
     assert "--command sft_trainer" in told
     places = (tmp_path, tmp_path / "../../sample-configurations")
-    assert f"neither {places[0]}/CONTENTS.yaml nor {places[1]}/CONTENTS.yaml" in told
+    there = " or ".join(f"{folder}/CONTENTS.yaml" for folder in places)
+    assert f"there is none at {there}: copy it there, or give --contents" in told
     (tmp_path / "CONTENTS.yaml").write_text("framework_configs: []")
-    assert "CONTENTS.yaml nor" not in wrong(path, command=command)
+    assert "there is none at" not in wrong(path, command=command)
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
