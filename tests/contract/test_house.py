@@ -212,7 +212,7 @@ def test_the_bases_are_ordered_from_strong_to_weak() -> None:
     assert BASES[-1] == "assumed"
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")))
 def test_links_between_our_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):

@@ -325,9 +325,9 @@ def test_evaluations_before_and_after_the_steps_and_all_saves_are_seen_and_the_c
     done = lab.record(*script("hook_phases"), options=())
     assert done.returncode == 0, done.stderr.decode()
     card = done.stderr.decode()
-    for words in ("tokens/s", "step time, median", "95th percentile", "start-up", "MFU", "memory"):
+    for words in ("tokens/s", "step time", "whole run", "MFU", "memory"):
         assert words in card, words
-    assert "no energy" in card or "J/token" in card
+    assert "J/token" in card
     assert "finished" in card
     (truth,) = truths(done.stdout)
     told = {

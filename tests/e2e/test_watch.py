@@ -25,7 +25,7 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 ON_SCREEN, OFF_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
-def going(lab: Lab) -> subprocess.Popen[bytes]:
+def started(lab: Lab) -> subprocess.Popen[bytes]:
     """A training that has made some steps, and makes more until it is told to stop: however long
     the watcher takes to start, there is something to watch."""
     training = lab.start(*script("watched", "runs/one", FOREVER))
@@ -48,15 +48,15 @@ def watched(lab: Lab, *options: object, columns: int = 100) -> Terminal:
 
 
 def test_a_training_is_shown_until_it_ends_and_then_its_card(lab: Lab) -> None:
-    training = going(lab)
+    training = started(lab)
     terminal = watched(lab)
-    terminal.read_until(b"going")
+    terminal.read_until(b"running")
     terminal.read_until(b" of 1,000,000")
     stop(lab)
     shown = terminal.read_all()
     assert terminal.process.wait(TIMEOUT_S) == 0
     assert training.wait(TIMEOUT_S) == 0
-    assert shown.index(ON_SCREEN) < shown.index(b"going") < shown.index(OFF_SCREEN)
+    assert shown.index(ON_SCREEN) < shown.index(b"running") < shown.index(OFF_SCREEN)
     card = shown[shown.index(OFF_SCREEN) :]
     assert b"finished" in card
     assert b"tokens/s" in card
@@ -64,9 +64,9 @@ def test_a_training_is_shown_until_it_ends_and_then_its_card(lab: Lab) -> None:
 
 @pytest.mark.parametrize("keys", [b"q", b"\x03"])
 def test_a_key_ends_it_and_leaves_training_and_terminal_as_they_were(lab: Lab, keys: bytes) -> None:
-    training = going(lab)
+    training = started(lab)
     terminal = watched(lab, "runs/one")
-    terminal.read_until(b"going")
+    terminal.read_until(b"running")
     terminal.type(keys)
     shown = terminal.read_all()
     assert terminal.process.wait(TIMEOUT_S) == 0
@@ -76,9 +76,9 @@ def test_a_key_ends_it_and_leaves_training_and_terminal_as_they_were(lab: Lab, k
 
 
 def test_a_killed_writer_is_shown_as_cut_off(lab: Lab) -> None:
-    training = going(lab)
+    training = started(lab)
     terminal = watched(lab, "runs")
-    terminal.read_until(b"going")
+    terminal.read_until(b"running")
     os.killpg(training.pid, signal.SIGKILL)
     training.wait(TIMEOUT_S)
     terminal.read_until(b"cut off")
@@ -88,9 +88,9 @@ def test_a_killed_writer_is_shown_as_cut_off(lab: Lab) -> None:
 
 
 def test_a_run_that_vanishes_is_told_in_a_line(lab: Lab) -> None:
-    going(lab)  # and goes on: one that was killed before would be cut off, if that is seen first
+    started(lab)  # and goes on: one that was killed before would be cut off, if that is seen first
     terminal = watched(lab, "runs/one")
-    terminal.read_until(b"going")
+    terminal.read_until(b"running")
     (lab.path / "runs" / "one").rename(lab.path / "away")
     shown = terminal.read_all()
     after = shown[shown.rindex(OFF_SCREEN) :]
@@ -100,9 +100,9 @@ def test_a_run_that_vanishes_is_told_in_a_line(lab: Lab) -> None:
 
 
 def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(lab: Lab) -> None:
-    going(lab)
+    started(lab)
     terminal = watched(lab)
-    terminal.read_until(b"going")
+    terminal.read_until(b"running")
     terminal.process.terminate()
     shown = terminal.read_all()
     assert OFF_SCREEN in shown
@@ -110,7 +110,7 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(lab: Lab) -> None:
 
 
 def test_into_a_pipe_there_are_lines(lab: Lab) -> None:
-    going(lab)
+    started(lab)
     watching = lab.start(
         ERG, "watch", "--interval", "0.5", "runs/one", stdout=PIPE, env=environment(**UNBUFFERED)
     )

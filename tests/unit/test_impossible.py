@@ -178,7 +178,8 @@ def the_line(text: str, beginning: str) -> str:
 
 def test_the_card_and_the_table_of_all_metrics(run: Run, erg: Erg) -> None:
     card = erg("report", run.path)[1]
-    assert SHOWN in the_line(card, "compute")
+    assert SHOWN in the_line(card, "MFU  ")
+    assert SHOWN in the_line(erg("report", run.path, "--long")[1], "compute")
     every = erg("report", run.path, "--all")[1]
     assert SHOWN in the_line(every, MFU)
     assert " ".join(every.split()).count(WHY) >= 2  # below MFU and below HFU
@@ -231,7 +232,8 @@ def test_the_live_views(run: Run) -> None:
 def test_erg_mfu_marks_the_line(erg: Erg, config: Path) -> None:
     common = ("mfu", config, "--seq-len", 64, "--tokens-per-s", 1e9, "--device", "h200-sxm")
     out = erg(*common)[1]
-    assert "% (impossible)" in the_line(out, MFU)
+    assert "% (impossible)" in the_line(out, "MFU  ")
+    assert "% (impossible)" in out.splitlines()[0]
     assert WHY in " ".join(out.split())
     assert json.loads(erg(*common, "--json")[1])["readings"][MFU]["impossible"] == WHY
 
@@ -332,12 +334,6 @@ def test_metrics_servers_carry_the_mark(tmp_path: Path) -> None:
         assert not any("impossible" in one.labels for one in samples if one is not mfu)
     finally:
         sink.close()
-
-
-def test_the_monitor_s_line_is_marked() -> None:
-    torch_monitor = pytest.importorskip("ergmeter.compat.training_monitor")
-    assert torch_monitor._marked_mfu(9.85) == "9.8500 (impossible: above 1)"
-    assert torch_monitor._marked_mfu(0.4) == "0.4000"
 
 
 def test_a_calibration_above_the_peak_is_marked() -> None:

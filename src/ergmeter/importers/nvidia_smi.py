@@ -261,7 +261,7 @@ class NvidiaSmiImporter(Importer):
                 self._leave_out(f"line {log.lines} has no time")
             elif key is None and not self._is_one_device:
                 self._leave_out(f"line {log.lines} names no device")
-            elif not device or device.startswith("["):  # `[GPU is lost]`: nobody knows which
+            elif not device or device.startswith("["):  # `[GPU is lost]`: it does not say which
                 self._leave_out(f"line {log.lines} has {key} {device!r}")
             else:
                 yield (f"GPU {device}" if device.isdigit() else device), row

@@ -233,7 +233,7 @@ def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN4
     except FormatError as error:
         return (), str(error)
     if _AGAIN.encode() in module:
-        return (), "jax.checkpoint computes a part again, and what that is can't be told apart"
+        return (), "jax.checkpoint computes a part again, and that part can't be separated"
     unknown = (*count.unknown_loops, *count.unknown_calls)
     if unknown:
         return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"

@@ -346,7 +346,7 @@ def test_the_command_says_what_it_made_and_the_report_which_devices(
     code, said, _ = erg("import", str(log), "--out", str(tmp_path / "run"))
     assert code == 0
     assert f"{tmp_path / 'run'}: 6 readings of devices" in said
-    code, said, _ = erg("report", str(tmp_path / "run"))
+    code, said, _ = erg("report", str(tmp_path / "run"), "--long")
     assert code == 0
     assert "1 x NVIDIA H100 80GB HBM3 on an unknown host" in said
     assert "500 J" in said
@@ -354,6 +354,6 @@ def test_the_command_says_what_it_made_and_the_report_which_devices(
 
 def test_the_report_says_why_there_is_no_energy(erg: Erg, tmp_path: Path) -> None:
     imported(tmp_path, HEADER, *(row(5 * n, 0, "100.00 W") for n in range(4)))
-    code, said, _ = erg("report", str(tmp_path / "run"))
+    code, said, _ = erg("report", str(tmp_path / "run"), "--long")
     assert code == 0
     assert "no power reading for 5.0 s (limit 2 s)" in said

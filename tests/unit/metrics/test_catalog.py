@@ -178,6 +178,7 @@ def test_a_view_has_its_metrics_in_order_with_labels_and_groups() -> None:
     assert list(in_view("list").items()) == [
         ("throughput.tokens_per_s", Position(10, label="tokens/s")),
         ("time.step_s", Position(20, label="step")),
+        ("utilization.mfu_frac", Position(25, label="MFU")),
         ("energy.joules_per_token", Position(30, label="J/token")),
         ("time.run_s", Position(40, label="lasted")),
     ]
@@ -258,7 +259,7 @@ def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
     with pytest.raises(SystemExit, match="0"):
         main(["list", str(tmp_path / "runs")])
     head, row = capsys.readouterr().out.splitlines()[:2]
-    assert head.split()[-5:] == ["tokens/s", "answers", "step", "J/token", "lasted"]
+    assert head.split()[-6:] == ["tokens/s", "answers", "step", "MFU", "J/token", "lasted"]
     assert row.split()[4:6] == ["100", "42"]
     assert rule_metric("answers").key == "plugin.answers_per_s"
 

@@ -125,6 +125,6 @@ def test_a_stored_mfu_has_any_note(tmp_path: Path, erg: Erg, note: str) -> None:
     path = make_run(tmp_path / "run")
     writer = add_writer(path, steps=even_steps(20, tokens_computed=100))
     amend_header(writer, analysis={MFU: READING | {"note": note}}, flops=[FLOPS])
-    code, printed, error = erg("report", path)
+    code, printed, error = erg("report", path, "--long")
     assert (code, error) == (0, "")
     assert f"! MFU: {note or 'derived'}" in printed

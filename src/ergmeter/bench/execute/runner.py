@@ -181,7 +181,7 @@ class Runner:
     def _wait(self, child: subprocess.Popen[bytes], meeting: Rendezvous | None) -> int:
         """Until all nodes have ended, or time is up. The exit code, of whichever failed first.
 
-        Between two looks nobody knows who was first; one that was killed did not say anything.
+        Which node ended first between two looks is unknown; a killed node reports nothing.
         """
         limit_s = math.inf if self._cell.timeout_s is None else self._cell.timeout_s
         began_s = time.monotonic()

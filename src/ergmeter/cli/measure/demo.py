@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from ergmeter.workloads.demo_training import DemoOutcome, DemoProgress
 
 # How to see every metric of the run stands below the card already.
-_NEXT = (
-    "your own command, unchanged: erg record -- python train.py; what this machine can measure: erg"
-    " doctor"
-)
+_NEXT = "your own command: erg record -- python train.py; what can be measured here: erg doctor"
 
 
 @click.command()

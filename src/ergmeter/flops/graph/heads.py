@@ -127,7 +127,7 @@ def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
 
 
 def labels_of(config: ModelConfig) -> int:
-    """Classes told apart: two, as transformers has it, where the config does not say."""
+    """The number of classes: two, as transformers has it, where the config does not say."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:
         return len(named)

@@ -369,7 +369,7 @@ def _mark(line: str, words: SecretWords) -> str:
         name = mark["name"] if mark["name"] in _OUR_MARKS else words.clean(str(mark["name"]))
         return json.dumps({**mark, "name": name, "detail": words.clean(str(mark["detail"]))})
     except (ValueError, KeyError, TypeError):
-        return ""  # half a line of a killed writer: nobody knows what is in it
+        return ""  # half a line of a killed writer, which may hold anything
 
 
 def _table(path: Path) -> pa.Table:

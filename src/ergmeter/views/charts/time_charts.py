@@ -177,7 +177,7 @@ def _mark_points(marks: vega.Rows, x: vega.Channel, y: vega.Channel) -> vega.Lay
 # Lines.
 
 
-_LINES = 8  # that can be told apart
+_LINES = 8  # that can be distinguished
 _POINTS = 1600  # of a chart, whatever the run's length
 
 

@@ -69,8 +69,7 @@ def next_commands(path: Path) -> Section:
     }
     width = max(map(len, commands))
     lines = [f"{command:<{width}}  {what}" for command, what in commands.items()]
-    is_wide = max(map(len, lines)) > COLUMNS
-    texts = commands if is_wide else lines
+    texts = lines if max(map(len, lines)) <= COLUMNS else commands
     return Section(
         "next", "", tuple(Paragraph(text, is_to_copy=True) for text in texts), media=("terminal",)
     )

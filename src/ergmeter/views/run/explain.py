@@ -222,11 +222,15 @@ def document(run: Run, explanation: Explanation, *, show_all: bool = True) -> Do
         parts.append(HeadlinePart(text=NOTHING, state="unsure"))
         parts += [Paragraph(text, style="dim") for text in (energy_note(explanation),) if text]
     waterfall = [] if explanation.achieved is None else [_waterfall(explanation)]
-    causes = (f"{names}: {why}" for why, names in unattributed(explanation).items())
+    causes = (  # why there is no MFU is an answer, the others are details
+        f"{names}: {why}"
+        for why, names in unattributed(explanation).items()
+        if show_all or "mfu" in names.split(", ")
+    )
     sections = [
         Section("waterfall-section", "the waterfall", (*waterfall, *remark_notes(explanation))),
         Section("changes", CHANGES, change_table(explanation, has_evidence=show_all)),
-        Section("not-told", "unattributed", _items(causes) if show_all else ()),
+        Section("not-told", "unattributed", _items(causes)),
         Section("record-next", "to record next time", _items(explanation.record_next)),
         Section("evidence", "evidence", _evidence(explanation) if show_all else ()),
     ]

@@ -35,7 +35,7 @@ from ergmeter.views.run.long_card import label_lines, window_text
 
 _HEIGHT, _MARGIN, _BASE = 20, 7, 14
 _LABEL_COLOUR = "#444"
-# Contrast with white of 4.5 and more; told apart by their words, not by colour alone.
+# Contrast with white of 4.5 and more; distinguished by their words, not by colour alone.
 _COLOURS = {"measured": "#2a6f3c", "derived": "#1f6187", "reported": "#7a5a00"}
 _COLOURS |= {"assumed": "#7b3f8c", "impossible": "#b3261e", "": "#666"}
 _LABELS = {"throughput.tokens_per_s": "throughput"}

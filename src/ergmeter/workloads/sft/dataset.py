@@ -272,7 +272,7 @@ class Chat:
             if not all(more.startswith(less) for less, more in itertools.pairwise(longer)):
                 raise UsageError(
                     f"{example.where}: the model's chat template changes earlier turns when later"
-                    " ones come, so that answers can't be told apart; give data.template_path"
+                    " ones come, so answers can't be separated; give data.template_path"
                 )
             parts += [(before[len(done) :], False), (after[len(before) :], True)]
             done = after

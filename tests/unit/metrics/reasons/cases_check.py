@@ -269,7 +269,7 @@ CASES: list[Case] = [
     checks(
         "one of 40 steps took 2 s, the others 250 ms",
         "1 of 40 steps took twice the median or more, up to 1.75 s beyond it: 14.9 % of the time:"
-        " look for what stops the steps",
+        " find what delays these steps",
         steps(*STALL),
     ),
     checks(
