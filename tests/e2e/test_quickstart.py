@@ -43,7 +43,7 @@ def test_the_commands_of_the_quickstart(lab: Lab) -> None:
     assert "erg explain runs/two-threads" in err
     assert "the waterfall" in out
     assert "one-thread against two-threads (1 and 1 runs)" in out
-    assert "one against two (2 and 2 runs)" in out
+    assert "one against two (2 and 2 runs, " in out
 
 
 def test_the_calculations_of_the_readme(lab: Lab) -> None:
