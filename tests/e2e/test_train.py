@@ -166,7 +166,9 @@ def check_energy(row: dict[str, str], watts: float) -> None:
     assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
     assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)
     assert float(row["avg_power_W"]) == pytest.approx(joules / window_s, rel=1e-9)
-    assert float(row["peak_power_W"]) == pytest.approx(watts)
+    # In a short window the mean by the counter may be above the readings, which are constant.
+    highest = max(watts, float(row["avg_power_W"]))
+    assert float(row["peak_power_W"]) == pytest.approx(highest, rel=1e-6)
     assert [float(row[f"vram_{which}_MB"]) for which in ("peak", "avg")] == pytest.approx(
         [3000] * 2
     )
