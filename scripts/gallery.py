@@ -47,10 +47,9 @@ from ergmeter.views.compare import comparison_document
 from ergmeter.views.document import Document
 from ergmeter.views.render.html import html
 from ergmeter.views.render.terminal import show
-from ergmeter.views.run.card import document, next_commands
+from ergmeter.views.run.card import document, next_commands, short_card
 from ergmeter.views.run.model_card import badge
 from ergmeter.views.run.report import page_sections
-from ergmeter.views.run.short_card import short_card
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"

@@ -1,6 +1,6 @@
 """Replaces a file or makes a directory as a whole: a reader never sees a part of it.
 
-Also JSON files, written so and read, and texts in the user's cache directory.
+Also JSON files, written so and read, TOML files, and texts in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ import math
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @contextmanager
@@ -84,3 +90,14 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
 def json_number(value: object) -> object:
     """The value itself, or its text if it is nan or inf, which JSON does not have."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The document in a file. OSError where it can't be read, ValueError where it is no TOML."""
+    document: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    return document
+
+
+def toml_beside(module: str, name: str) -> dict[str, Any]:
+    """The document in the file `name` in the folder of `module`, which is a module's `__file__`."""
+    return read_toml(Path(module).with_name(name))

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import math
+from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ergmeter.errors import ALMOST, FormatError, closest, suggestion
+from ergmeter.errors import ALMOST, FormatError
 
 # Defaults of fields and heads of classes, as transformers has them.
 #
@@ -151,10 +152,10 @@ class ModelConfig:
         """Notes on fields that nothing read, with almost the name of one that is left out."""
         read = set[str]().union(*(view.read for view in self._views))
         return [
-            f"{view.where}: {name} is not read; did you mean {meant}?"
+            f"{view.where}: {name} is not read; did you mean {meant[0]}?"
             for view in self._views
             for name in sorted(view._fields.keys() - read)
-            if (meant := closest(name, view.read - view._fields.keys(), cutoff=ALMOST))
+            if (meant := get_close_matches(name, view.read - view._fields.keys(), 1, ALMOST))
         ]
 
     def integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
@@ -298,8 +299,9 @@ class ModelConfig:
                 return name, value
         if default is None:
             unread = self._fields.keys() - self.read
-            near = suggestion(names[0], unread, "; did you write it as {}?", cutoff=ALMOST)
-            raise MissingFieldError(self.where, names, near)
+            near = get_close_matches(names[0], unread, 1, ALMOST)  # most are caught: quick
+            hint = f"; did you write it as {near[0]}?" if near else ""
+            raise MissingFieldError(self.where, names, hint)
         return names[0], default
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ergmeter.data_file import toml_beside
+from ergmeter.atomic_write import toml_beside
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.graph.graph import Graph

@@ -28,7 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ergmeter.data_file import read_toml, toml_beside
+from ergmeter.atomic_write import read_toml, toml_beside
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.records import DTYPES, Basis
 

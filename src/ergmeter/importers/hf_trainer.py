@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from ergmeter.data_file import toml_beside
+from ergmeter.atomic_write import toml_beside
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
 from ergmeter.importers.engine.parsed_line import STEP_FIGURES, Losses, ParsedLine
 from ergmeter.importers.engine.progress_bar import BarSteps, bar

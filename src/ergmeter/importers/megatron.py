@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ergmeter.data_file import toml_beside
+from ergmeter.atomic_write import toml_beside
 from ergmeter.importers.engine.pairs import (
     MAX_CHARS,
     NUMBER,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ergmeter.errors import ALMOST, FormatError, closest
+from ergmeter.errors import ALMOST, FormatError
 from ergmeter.flops.analytic import Checkpointing
 from ergmeter.flops.config import quoted_value
 from ergmeter.flops.graph.adapters import Lora
@@ -81,8 +82,9 @@ class TrainingFile:
         value: Any = self._fields
         for level, name in enumerate(path):
             fields = value if isinstance(value, dict) else {}
-            if name not in fields and (near := closest(name, map(str, fields), cutoff=ALMOST)):
-                key = ".".join((*path[:level], near))
+            near = [] if name in fields else get_close_matches(name, map(str, fields), 1, ALMOST)
+            if near:
+                key = ".".join((*path[:level], *near))
                 self.misspelt[key] = f"{key} is not read; did you mean {name}?"
             value = fields.get(name)
         return self._followed(value, path[:-1], depth) if isinstance(value, str) else value

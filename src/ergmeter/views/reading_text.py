@@ -1,11 +1,19 @@
-"""The texts of readings, reasons and statuses that all views use."""
+"""The texts of readings, reasons, statuses, devices and labels that all views use."""
 
 from __future__ import annotations
 
 import re
 
-from ergmeter.records import Reading, Result, spread_frac, value_text
-from ergmeter.runlog.reader import Run
+from ergmeter.errors import FormatError
+from ergmeter.metrics.catalog import expected_in
+from ergmeter.records import Missing, Reading, Result, Summary, spread_frac, value_text
+from ergmeter.runlog.manage.labels import labels_of
+from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
+from ergmeter.units import printable, tallied
+from ergmeter.views.document import State
+
+OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
+_STATES: dict[str, State] = {FINISHED: "good", IMPORTED: "good", RUNNING: "unsure"}
 
 
 def spread(reading: Reading) -> str:
@@ -40,3 +48,50 @@ def column_text(result: Result) -> str:
         return "-"
     text = value_text(result)
     return text if result.unit == "s" else text.removesuffix(f" {result.unit}")
+
+
+def status_state(status: str) -> State:
+    """Return the state of a status: good, unsure or bad."""
+    return _STATES.get(status, "bad")
+
+
+def is_of_a_log(run: Run, summary: Summary) -> bool:
+    """True if the run was made of a log, without readings of devices."""
+    return summary.status == IMPORTED and not run.devices
+
+
+def accelerators(run: Run, summary: Summary) -> str:
+    """Return the accelerators that the run used, each name once."""
+    used = [run.devices[id_] for id_ in summary.devices if id_ in run.devices]
+    return tallied(device.name for device in used if device.kind == "gpu")
+
+
+def label_lines(run: Run) -> list[tuple[str, str]]:
+    """Return tags in one line and each note in its own, as pairs of title and text."""
+    try:
+        labels = labels_of(run.path)
+    except FormatError as error:
+        return [("tags and notes", f"can't be read: {printable(str(error))}")]
+    tags = [("tags", ", ".join(map(printable, labels.tags)))] if labels.tags else []
+    return [
+        *tags,
+        *((f"note of {printable(at)[:10]}", printable(note)) for at, note in labels.notes),
+    ]
+
+
+def reader_notes(summary: Summary) -> tuple[str, ...]:
+    """Return the notes, without those already given as a reason."""
+    reasons = {
+        reading.reason for reading in summary.readings.values() if isinstance(reading, Missing)
+    }
+    return tuple(note for note in summary.notes if note not in reasons)
+
+
+def expected_metrics(run: Run, summary: Summary, view: str) -> list[str]:
+    """Metrics of this kind of run that are named with the reason where they are absent."""
+    expected = expected_in(view)
+    if is_of_a_log(run, summary):
+        expected = [key for key in expected if not key.startswith(("energy.", "memory."))]
+    if isinstance(summary.readings["latency.ttft_median_s"], Reading):  # inference has no steps
+        expected = [key for key in expected if key != "time.step_s"]
+    return expected

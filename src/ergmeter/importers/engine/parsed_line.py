@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from ergmeter.data_file import toml_beside
+from ergmeter.atomic_write import toml_beside
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:

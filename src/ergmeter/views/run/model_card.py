@@ -27,8 +27,9 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.document import Document, Items, Paragraph, Part, Table
+from ergmeter.views.reading_text import label_lines
 from ergmeter.views.render.markdown import markdown
-from ergmeter.views.run.long_card import label_lines, window_text
+from ergmeter.views.run.long_card import window_text
 
 # Badge.
 

@@ -40,10 +40,9 @@ from ergmeter.views.document import (
     Table,
     TimeZoom,
 )
-from ergmeter.views.reading_text import short_reason
+from ergmeter.views.reading_text import accelerators, label_lines, reader_notes, short_reason
 from ergmeter.views.run.check import finding_notes
 from ergmeter.views.run.explain import CHANGES, change_table, remark_notes
-from ergmeter.views.run.long_card import accelerators, label_lines, reader_notes
 
 _LONGEST_FACT = 300  # characters
 _MOST_DEVICES = 16
