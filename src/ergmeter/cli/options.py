@@ -42,7 +42,7 @@ def with_each(
 ) -> Decorator:
     """Return a decorator that adds options to a command, in the order of its help.
 
-    Those of a `group` are in `--help-all` alone, but for the `common` ones.
+    Options of a `group` are listed by `--help-all` only, except the `common` ones.
     """
 
     def with_all(function: Callable[..., Any]) -> Callable[..., Any]:

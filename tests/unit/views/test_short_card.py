@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ergmeter.metrics.summarize import evidence_of, summary_of
-from ergmeter.records import Device, Sample
+from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.reader import Run
+from ergmeter.views.documents import report
 from ergmeter.views.reading_text import column_text
 from ergmeter.views.run.card import document
 from tests.runs import even_steps, printed, run_of
@@ -107,3 +108,57 @@ def test_a_warning_is_marked_apart_from_a_remark(tmp_path: Path) -> None:
     rows = rows_of(run)
     assert rows["! window"] == "the window is 3 s long, with 3 steps"
     assert rows["i temperature"].startswith("Test GPU: warmed from 40 to 55 °C")
+
+
+def test_absences_never_displace_a_warning_and_what_has_no_room_is_counted(tmp_path: Path) -> None:
+    """Neither tokens, energy nor MFU take six lines; four warnings are one more than three."""
+    marks = [Mark(S, "probe_failed", f"number {n}") for n in range(4)]
+    run = run_of(tmp_path / "run", steps=even_steps(20), marks=marks)
+    lines = lines_of(run)
+    labels = [line[2:4] for line in lines if line.startswith(("│ ! ", "│ - "))]
+    assert labels == ["! "] * 3 + ["- "] * (len(labels) - 3)
+    assert len(labels) > 3
+    (below,) = (line for line in lines if line.startswith("╰"))
+    assert re.search(r" [1-9]\d* more: erg report --long ─╯$", below)
+
+
+def test_the_memory_of_unlike_gpus_has_no_size_beside_it(tmp_path: Path) -> None:
+    gpus = [
+        Device(f"GPU-{n}", "gpu", "Test GPU", "nvml", {"memory_total_bytes": size})
+        for n, size in enumerate((24e9, 80e9))
+    ]
+    samples = [
+        Sample(i * S, gpu.id, power_w=300.0, memory_bytes=60 * 10**9)
+        for i in range(21)
+        for gpu in gpus
+    ]
+    run = run_of(
+        tmp_path / "run", steps=even_steps(20, tokens_real=1), samples=samples, devices=gpus
+    )
+    assert rows_of(run)["memory"] == "60 GB"
+
+
+def test_the_numbers_of_the_card_are_those_of_the_json(tmp_path: Path) -> None:
+    gpu = Device("GPU-0", "gpu", "Test GPU", "nvml", {"memory_total_bytes": 80e9})
+    samples = [
+        Sample(i * S, "GPU-0", power_w=310.0, energy_j=310.0 * i, memory_bytes=4 * 10**9)
+        for i in range(21)
+    ]
+    run = run_of(
+        tmp_path / "run",
+        steps=even_steps(20, tokens_real=123),
+        samples=samples,
+        devices=[gpu],
+        settings={"warmup_steps": 0},
+    )
+    readings = report(run, summary_of(evidence_of(run)))["readings"]
+    rows = rows_of(run)
+    for label, key, scale in (
+        ("tokens/s", "throughput.tokens_per_s", 1),
+        ("J/token", "energy.joules_per_token", 1),
+        ("step time", "time.step_s", 1),
+        ("memory", "memory.device_peak_bytes", 1e-9),
+    ):
+        assert float(rows[label].split()[0]) == pytest.approx(
+            readings[key]["value"] * scale, rel=1e-3
+        ), label

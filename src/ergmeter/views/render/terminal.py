@@ -160,7 +160,15 @@ def _frame(frame: Frame, columns: int) -> Panel:
         title = Text.assemble(name, " · ", status, line, about)
     else:
         title = Text.assemble(" ", _text(frame.name, "bold"), "  ", status, " ")
-    return Panel(Group(*body), title=title, title_align="left", width=most, padding=(0, 1))
+    return Panel(
+        Group(*body),
+        title=title,
+        title_align="left",
+        subtitle=_text(frame.below) or None,
+        subtitle_align="right",
+        width=most,
+        padding=(0, 1),
+    )
 
 
 def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, TypeAlias
@@ -15,10 +14,9 @@ from ergmeter.metrics.checks import Fitness, fitness
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.flops import peak_text
-from ergmeter.metrics.explain.time import TITLES, time_split
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import NOTED_CHECKS
-from ergmeter.records import Missing, Reading, Summary, interval_text, or_none, value_text
+from ergmeter.records import Missing, Reading, Summary, interval_text, value_text
 from ergmeter.runlog.reader import Run
 from ergmeter.units import grouped, percent, printable, scaled
 from ergmeter.views import reading_text
@@ -40,17 +38,16 @@ _MOST_HOSTS = 4
 _VIEW = "short card"
 _WHOLE_RUN = "whole run"
 _ABSENT = "absent"  # metrics that are named only where they are absent
-_MOST_LINES, COLUMNS = 16, 75
+_MOST_LINES, _COLUMNS, _TERMINAL_COLUMNS = 16, 75, 79
 _OTHER_LINES = 6  # the frame, the window and the next commands
 _MOST_NOTES = 3
-_two_lines = partial(wrap, break_on_hyphens=False, max_lines=2, placeholder=" ...")
 _LABEL_COLUMNS, _GAP = 12, 2
 _MOST_LOSSES, _LOSS_COLUMNS = 3, 52
 _LEAST_LOSS_FRAC = 0.01
 _VERDICTS: dict[str, tuple[str, State]] = {
     "fit": ("fit to compare", "good"),
     "not fit": ("caution", "unsure"),
-    "not known": ("not checked", "unsure"),
+    "not known": ("fitness unknown", "unsure"),
 }
 _SIGNS: dict[Weight, str] = {"serious": "! ", "minor": "i ", "absent": "- ", "remark": ""}
 
@@ -109,7 +106,7 @@ def next_commands(path: Path) -> Section:
     }
     width = max(map(len, commands))
     lines = [f"{command:<{width}}  {what}" for command, what in commands.items()]
-    texts = lines if max(map(len, lines)) <= COLUMNS else commands
+    texts = lines if max(map(len, lines)) <= _TERMINAL_COLUMNS else commands
     return Section(
         "next", "", tuple(Paragraph(text, is_to_copy=True) for text in texts), media=("terminal",)
     )
@@ -143,9 +140,13 @@ def short_card(evidence: Evidence, summary: Summary) -> Frame:
     run, checked = evidence.run, fitness(evidence)
     rows = list(_metric_rows(evidence, summary))
     labels: list[_Line] = [("remark", *label) for label in reading_text.label_lines(run)]
-    lines = [*_losses(evidence, summary), *labels]
-    lines += [*_absent(evidence, summary), *_notes(checked, summary)]
+    notes = sorted(_notes(checked, summary), key=lambda note: note[0] != "serious")
+    warnings = [note for note in notes[:_MOST_NOTES] if note[0] == "serious"]
+    lines = [*_losses(evidence, summary), *warnings, *_absent(evidence, summary), *labels]
+    lines += notes[len(warnings) : _MOST_NOTES]
     left = _MOST_LINES - _OTHER_LINES - len(rows) - bool(rows)
+    fitting = _fitting(lines, left)
+    omitted = len(lines) + max(0, len(notes) - _MOST_NOTES) - len(fitting)
     is_log = reading_text.is_of_a_log(run, summary)
     verdict, state = _VERDICTS[checked.verdict]
     return Frame(
@@ -154,16 +155,17 @@ def short_card(evidence: Evidence, summary: Summary) -> Frame:
         (
             Paragraph(_window(summary), is_one_line=True),
             *([_metric_table(rows, evidence)] if rows else []),
-            _line_table(_fitting(lines, left)),
+            _line_table(fitting),
         ),
         reading_text.status_state(summary.status) if state == "good" else state,
         "from a log" if is_log else reading_text.accelerators(run, summary),
+        f"{omitted} more: erg report --long" if omitted else "",
         is_dense=True,
     )
 
 
 def _window(summary: Summary) -> str:
-    """Return what the metrics are over, on one line; a reason that is also below, not twice."""
+    """Return the steps and the time that the metrics cover, on one line."""
     window = summary.readings["time.window_s"]
     if isinstance(window, Missing):
         return window.reason
@@ -188,15 +190,15 @@ def _metric_rows(evidence: Evidence, summary: Summary) -> Iterator[tuple[str, ..
 
 
 def _remark(key: str, reading: Reading, evidence: Evidence) -> str:
-    """Return what a value is of: the peak of an MFU, the memory of a device."""
+    """Return the limit beside a value: the peak of an MFU, the memory size of a device."""
     if key == MFU and not reading.impossible:
         peak = " ".join(peak_text(reading.note).split()[:2])
         return ", of ".join(filter(None, (reading.note.partition("; ")[0], peak)))
     if key == "memory.process_peak_bytes":
         return "of the host"
-    sizes = [gpu.facts.get("memory_total_bytes") for gpu in evidence.devices("gpu")]
-    is_memory = key == "memory.device_peak_bytes" and sizes and all(sizes)
-    return f"of {scaled(min(map(float, filter(None, sizes))), 'B')}" if is_memory else ""
+    sizes = {gpu.facts.get("memory_total_bytes") for gpu in evidence.devices("gpu")}
+    size = sizes.pop() if len(sizes) == 1 else None  # of unlike devices it is not known which
+    return f"of {scaled(size, 'B')}" if key == "memory.device_peak_bytes" and size else ""
 
 
 def _metric_table(rows: Sequence[tuple[str, ...]], evidence: Evidence) -> Table:
@@ -211,14 +213,12 @@ def _metric_table(rows: Sequence[tuple[str, ...]], evidence: Evidence) -> Table:
 
 
 def _losses(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
-    """Yield the largest losses as shares of the peak, or of the time where there is no MFU."""
-    if isinstance(summary.readings[MFU], Reading):
-        shares = {block.title: block.share_frac for block in explain(evidence).blocks}
-    else:
-        split = or_none(time_split, evidence)
-        shares = {TITLES[part]: split.frac(part) for part in split.parts_s} if split else {}
-    largest = sorted(shares, key=lambda title: -shares[title])[:_MOST_LOSSES]
-    texts = [f"{n} {percent(shares[n])}" for n in largest if shares[n] >= _LEAST_LOSS_FRAC]
+    """Yield the largest losses between the peak and the MFU."""
+    if not isinstance(summary.readings[MFU], Reading):
+        return
+    blocks = sorted(explain(evidence).blocks, key=lambda block: -block.share_frac)
+    largest = [block for block in blocks[:_MOST_LOSSES] if block.share_frac >= _LEAST_LOSS_FRAC]
+    texts = [f"{block.title} {percent(block.share_frac)}" for block in largest]
     if texts:
         while sum(map(len, texts)) > _LOSS_COLUMNS:
             texts.pop()
@@ -226,7 +226,7 @@ def _losses(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
 
 
 def _absent(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
-    """Yield the metrics that are absent, with the reason that they share."""
+    """Yield absent metrics, those with a shared reason together."""
     labels = titles_in(_VIEW)
     by_reason = grouped(
         (short_reason(result.reason, evidence.run), labels[key])
@@ -238,7 +238,7 @@ def _absent(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
 
 
 def _notes(checked: Fitness, summary: Summary) -> Iterator[_Line]:
-    """Yield what to know before quoting, the most serious first."""
+    """Yield warnings and remarks about the run's numbers."""
     findings = {finding.seen: finding for finding in checked.findings}
     texts = [note for note in reading_text.reader_notes(summary) if not note.startswith("MFU: ")]
     for text in texts:
@@ -255,21 +255,20 @@ def _notes(checked: Fitness, summary: Summary) -> Iterator[_Line]:
 
 
 def _fitting(lines: Sequence[_Line], most: int) -> list[tuple[str, str]]:
-    """Return the first lines that fit, as label and wrapped text, with at most three notes."""
-    before = [line for line in lines if line[0] in ("remark", "absent")]
+    """Return the lines as label and text: on two lines each if all fit so, else on one."""
     labelled = [
-        (f"{_SIGNS[weight]}{label.replace('_', ' ')}", text)
-        for weight, label, text in lines[: len(before) + _MOST_NOTES]
+        (f"{_SIGNS[weight]}{label.replace('_', ' ')}", text) for weight, label, text in lines
     ]
-    width = COLUMNS - _GAP - max((len(label) for label, _ in labelled), default=0)
-    rows = []
-    for label, text in labelled:
-        wrapped = _two_lines(printable(text), width)
-        most -= len(wrapped)
-        if most < 0:
+    width = _COLUMNS - _GAP - max((len(label) for label, _ in labelled), default=0)
+    for limit in (2, 1):
+        rows = [(label, _wrapped(printable(text), width, limit)) for label, text in labelled]
+        if sum(len(wrapped) for _, wrapped in rows) <= most:
             break
-        rows.append((label, "\n".join(wrapped)))
-    return rows
+    return [(label, "\n".join(wrapped)) for label, wrapped in rows[:most]]
+
+
+def _wrapped(text: str, width: int, most: int) -> list[str]:
+    return wrap(text, width, break_on_hyphens=False, max_lines=most, placeholder=" ...")
 
 
 def _line_table(rows: Sequence[tuple[str, str]]) -> Table:
