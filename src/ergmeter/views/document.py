@@ -330,7 +330,8 @@ class Paragraph:
 class Frame:
     """Parts in a frame with a name and a status, coloured by its state.
 
-    `about` is at the right of the top border, `below` in the bottom one. One that `is_dense` has no blank lines.
+    `about` is at the right of the top border, `below` in the bottom one. One that `is_dense` has
+    no blank lines.
     """
 
     name: str
