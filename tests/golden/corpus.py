@@ -19,12 +19,12 @@ WIDTHS = (80, 120)
 ALL_RUNS = (
     "plain", "phases", "ranks", "cutoff", "torn", "empty", "cpu", "impossible", "calibrated",
     "alarmed", "served", "trainings", "train-1b", "stalls", "lora-1b", "tiny-20m", "demo", "rec",
-    "full", "finetune-1b", "ladder", "bursts-1s", "run0",
+    "full", "finetune-1b", "ladder", "bursts-1s", "run0", "gpt2-eager", "nano-char",
 )  # fmt: skip
 # Runs that are like another: without their long outputs.
 SHORT_RUNS = (
     "lora-1b", "tiny-20m", "demo", "full", "bursts-1s", "run0", "impossible", "empty", "torn",
-    "cpu", "rec",
+    "cpu", "rec", "nano-char",
 )  # fmt: skip
 COMMANDS = (
     "record", "import", "load", "train", "prepare", "compare", "bench", "gate", "report", "serve",

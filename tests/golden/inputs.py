@@ -555,6 +555,7 @@ for _archive, _names in {
     "finetune": ("finetune-1b",),
     "bench": ("ladder", "bursts-1s"),
     "edges": ("run0", "run1"),
+    "nanogpt": ("gpt2-eager", "nano-char"),
 }.items():
     for _name in _names:
 

@@ -438,9 +438,12 @@ def _answered_facts(facts: Mapping[str, Callable[[Any], Any]], handle: object) -
 COUNTER_SHARE = 0.002
 
 # The same for the hardware counters of activity: 0.4 ms a reading on an H200. What they say is a
-# mean since the last reading, so that nothing is missed by reading them less often.
+# mean since the last reading, so that nothing is missed by reading them less often. Where a reading
+# takes longer (5 ms in a virtual machine) a short run would have none within its window: readings
+# are at most this share of the run so far apart.
 ACTIVITY_SHARE = 0.0005
 ACTIVITY_PERIOD_S = 1.0
+MOST_APART_FRAC = 0.1
 
 # How often to ask for what changes slowly, or is itself an average of the last fraction of a second
 # (load): memory, load, clock, temperature, throttling. Power is asked for at every reading.
@@ -478,6 +481,7 @@ class NvmlProbe(DeclaredProbe):
         self._counters_due_s = 0.0
         self._slow_due_s = 0.0
         self._activity_due_s = 0.0
+        self._opened_s = time.monotonic()
         self._usage = UsageWatch(request.pid, request.environment)
         self._states = UseStates(self._usage)
         self._memory_bytes: dict[str, int] = {}  # in use on each GPU at the last reading
@@ -575,8 +579,9 @@ class NvmlProbe(DeclaredProbe):
         if time.monotonic() < self._activity_due_s and not last:
             return []
         records, cost_s = self._timed(Gpu.activity)
-        wait_s = max(ACTIVITY_PERIOD_S - self.period_s / 2, cost_s / ACTIVITY_SHARE)
-        self._activity_due_s = time.monotonic() + wait_s
+        now_s = time.monotonic()
+        wait_s = min(cost_s / ACTIVITY_SHARE, (now_s - self._opened_s) * MOST_APART_FRAC)
+        self._activity_due_s = now_s + max(ACTIVITY_PERIOD_S - self.period_s / 2, wait_s)
         return [record for record in records if record is not None]
 
     def _timed(self, read: Callable[[Gpu], _Read]) -> tuple[list[_Read], float]:

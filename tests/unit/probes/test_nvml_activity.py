@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -138,6 +140,7 @@ def test_they_are_read_as_often_as_they_may_cost_and_always_at_the_last(
     machine: Callable[..., Script], library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "ACTIVITY_SHARE", 1e-12)  # once read, not due again
+    monkeypatch.setattr(nvml, "MOST_APART_FRAC", math.inf)
     monkeypatch.setattr(nvml, "SHORTEST_S", 0.0)
     machine(Gpu(activity={"sm": 10.0}))
     probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
@@ -147,6 +150,24 @@ def test_they_are_read_as_often_as_they_may_cost_and_always_at_the_last(
     assert activity(probe.read()) == []
     library.stand_at(3)
     assert len(activity(probe.read_last())) == 1
+    probe.close()
+
+
+def test_a_short_run_has_readings_however_dear_they_are(
+    machine: Callable[..., Script], library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the run so far apart: the run is young, so the next one is due at once."""
+    monkeypatch.setattr(nvml, "ACTIVITY_SHARE", 1e-12)
+    monkeypatch.setattr(nvml, "ACTIVITY_PERIOD_S", 0.0)
+    monkeypatch.setattr(nvml, "SHORTEST_S", 0.0)
+    machine(Gpu(activity={"sm": 10.0}))
+    probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
+    opened_s = time.monotonic()
+    library.stand_at(1)
+    assert len(activity(probe.read())) == 1
+    time.sleep(0.11 * (time.monotonic() - opened_s) + 0.05)
+    library.stand_at(2)
+    assert len(activity(probe.read())) == 1
     probe.close()
 
 

@@ -12,6 +12,7 @@ from ergmeter.metrics.summarize import evidence_of, summary_of
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.reader import Run
 from ergmeter.views.documents import report
+from ergmeter.views.document import Table, TableColumn
 from ergmeter.views.reading_text import column_text
 from ergmeter.views.run.card import document
 from tests.runs import even_steps, printed, run_of
@@ -136,6 +137,17 @@ def test_the_memory_of_unlike_gpus_has_no_size_beside_it(tmp_path: Path) -> None
         tmp_path / "run", steps=even_steps(20, tokens_real=1), samples=samples, devices=gpus
     )
     assert rows_of(run)["memory"] == "60 GB"
+
+
+def test_a_long_remark_takes_no_room_from_the_numbers() -> None:
+    table = Table(
+        (TableColumn("", no_wrap=True), TableColumn("training", "number"),
+         TableColumn("", is_one_line=True)),
+        (("tokens/s", "1,824,327", "word " * 40),),
+    )  # fmt: skip
+    line = printed(table).splitlines()[-1]
+    assert line.startswith("tokens/s  1,824,327  word word")
+    assert line.rstrip().endswith("…")
 
 
 def test_the_numbers_of_the_card_are_those_of_the_json(tmp_path: Path) -> None:

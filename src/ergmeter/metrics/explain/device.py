@@ -78,6 +78,7 @@ _NOT_ON_TENSOR_CORES = ("fp32", "fp64")
 _LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
 _BY_DRIVER = "utilization.busy_frac"
 _LONG_S = 5.0  # the driver's utilisation lags by up to a second
+_WIDEST_FRAC = 0.2  # an interval of activity: a wider one says too little to divide the time by
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,12 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
     A reading is a mean over seconds that may include part of a checkpoint or evaluation. No kernel
     runs during a checkpoint, so the activity belongs to the rest; evaluation gets its share of it.
     """
-    activity, _, _ = mean_activity(evidence, column, device, most=1.0)
+    activity, low, high = mean_activity(evidence, column, device, most=1.0)
+    if high - low > _WIDEST_FRAC:
+        raise NotMeasurable(
+            "the hardware counters were read too seldom for so short a window: it may be from"
+            f" {percent(low)} to {percent(high)}; let the run last longer"
+        )
     if not aside:
         return activity
     window, series = evidence.span, readings(evidence, column, device)

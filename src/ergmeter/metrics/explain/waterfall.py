@@ -453,7 +453,9 @@ def _record_next(
         commands.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
     if activity.tensor_frac is None and any(gpu.probe == "nvml" for gpu in gpus):
         commands.append(
-            "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
+            "hardware counters: let the run last longer, they are read about once a second"
+            if evidence.series("tensor_frac")
+            else "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
         )
     if gpus and not any("calibration" in gpu.facts for gpu in gpus):
         commands.append("`erg calibrate` once on its machine, for the matmul ceiling")

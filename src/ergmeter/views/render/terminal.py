@@ -116,16 +116,14 @@ def _print(part: Part, console: Console) -> None:
         console.print(_paragraph(part), soft_wrap=part.is_to_copy or None)
 
 
-def _text(text: str, style: str = "") -> Text:
+def _text(text: str, style: str = "", *, is_one_line: bool = False) -> Text:
     """Return a text without control characters, which a terminal would act on."""
-    return Text(printable_lines(text), style)
+    cut: Any = {"no_wrap": True, "overflow": "ellipsis"} if is_one_line else {}
+    return Text(printable_lines(text), style, **cut)
 
 
 def _paragraph(paragraph: Paragraph) -> Text:
-    text = _text(paragraph.text, _STYLES[paragraph.style])
-    if paragraph.is_one_line:
-        text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+    return _text(paragraph.text, _STYLES[paragraph.style], is_one_line=paragraph.is_one_line)
 
 
 def _headline(headline: HeadlinePart) -> Text:
@@ -251,8 +249,8 @@ def grid(table: Table, width: int) -> rich_table.Table:
         rows.add_column(
             _text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.no_wrap or column.is_one_line or not is_text,
-            overflow="ellipsis" if column.is_one_line else "fold",
+            no_wrap=column.no_wrap or not is_text,
+            overflow="fold",
             style=_STYLES[column.style],
             max_width=column.most_characters or None,
         )
@@ -304,7 +302,7 @@ def _cell(column: TableColumn, cell: str) -> Text:
         return _text(cell, BASIS_STYLES.get(cell, ""))
     if column.kind == "status":
         return _text(cell, _STATUS_STYLES.get(cell, "red"))
-    return _text(cell, _STYLES[column.style])
+    return _text(cell, _STYLES[column.style], is_one_line=column.is_one_line)
 
 
 def bar(low: float, high: float) -> str:

@@ -193,7 +193,7 @@ def _remark(key: str, reading: Reading, evidence: Evidence) -> str:
     """Return the limit beside a value: the peak of an MFU, the memory size of a device."""
     if key == MFU and not reading.impossible:
         peak = " ".join(peak_text(reading.note).split()[:2])
-        return ", of ".join(filter(None, (reading.note.partition("; ")[0], peak)))
+        return ", of ".join(filter(None, (re.split(r"; | \(", reading.note)[0], peak)))
     if key == "memory.process_peak_bytes":
         return "of the host"
     sizes = {gpu.facts.get("memory_total_bytes") for gpu in evidence.devices("gpu")}
@@ -218,7 +218,8 @@ def _losses(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
         return
     blocks = sorted(explain(evidence).blocks, key=lambda block: -block.share_frac)
     largest = [block for block in blocks[:_MOST_LOSSES] if block.share_frac >= _LEAST_LOSS_FRAC]
-    texts = [f"{block.title} {percent(block.share_frac)}" for block in largest]
+    names = [block.title.partition(":")[0] for block in largest]
+    texts = [f"{name} {percent(block.share_frac)}" for name, block in zip(names, largest)]
     if texts:
         while sum(map(len, texts)) > _LOSS_COLUMNS:
             texts.pop()
