@@ -11,8 +11,8 @@ import pytest
 from ergmeter.metrics.summarize import evidence_of, summary_of
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.reader import Run
-from ergmeter.views.documents import report
 from ergmeter.views.document import Table, TableColumn
+from ergmeter.views.documents import report
 from ergmeter.views.reading_text import column_text
 from ergmeter.views.run.card import document
 from tests.runs import even_steps, printed, run_of

@@ -118,8 +118,9 @@ def _print(part: Part, console: Console) -> None:
 
 def _text(text: str, style: str = "", *, is_one_line: bool = False) -> Text:
     """Return a text without control characters, which a terminal would act on."""
-    cut: Any = {"no_wrap": True, "overflow": "ellipsis"} if is_one_line else {}
-    return Text(printable_lines(text), style, **cut)
+    printed = Text(printable_lines(text), style, no_wrap=is_one_line or None)
+    printed.overflow = "ellipsis" if is_one_line else "fold"
+    return printed
 
 
 def _paragraph(paragraph: Paragraph) -> Text:
@@ -250,7 +251,6 @@ def grid(table: Table, width: int) -> rich_table.Table:
             _text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.no_wrap or not is_text,
-            overflow="fold",
             style=_STYLES[column.style],
             max_width=column.most_characters or None,
         )

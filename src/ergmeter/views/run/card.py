@@ -218,8 +218,7 @@ def _losses(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
         return
     blocks = sorted(explain(evidence).blocks, key=lambda block: -block.share_frac)
     largest = [block for block in blocks[:_MOST_LOSSES] if block.share_frac >= _LEAST_LOSS_FRAC]
-    names = [block.title.partition(":")[0] for block in largest]
-    texts = [f"{name} {percent(block.share_frac)}" for name, block in zip(names, largest)]
+    texts = [f"{block.title.partition(':')[0]} {percent(block.share_frac)}" for block in largest]
     if texts:
         while sum(map(len, texts)) > _LOSS_COLUMNS:
             texts.pop()
