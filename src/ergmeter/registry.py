@@ -23,7 +23,13 @@ def _installed() -> Any:  # noqa: ANN401  of two classes until Python 3.12
 
 @cache
 def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in _installed().select(group=f"ergmeter.{kind}")}
+    points = {entry.name: entry for entry in _installed().select(group=f"ergmeter.{kind}")}
+    if not points:
+        raise PluginError(
+            f"no {kind} are declared: ergmeter is imported but not installed, or was installed"
+            " from older code; pip install it again (pip install -e . in a clone)"
+        )
+    return points
 
 
 def names(kind: Kind) -> list[str]:
@@ -43,7 +49,7 @@ def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own p
     """Import one plugin. PluginError lists the available ones, or has the import's error."""
     points = _entry_points(kind)
     if name not in points:
-        available = ", ".join(sorted(points)) or "none; is ergmeter installed (pip install -e .)?"
+        available = ", ".join(sorted(points))
         raise PluginError(f"no plugin {name!r} among the {kind} (there is: {available})")
     try:
         return points[name].load()

@@ -164,7 +164,13 @@ def title(pair: GroupPair) -> str:
 
 
 def _pair_notes(pair: GroupPair) -> Iterator[Note]:
-    yield from (Note(_WEIGHTS[verdict.state], verdict.words) for verdict in pair.verdicts)
+    """Yield the verdicts, and the reason that all without an interval share, once."""
+    whys = {v.contrast.why for v in pair.verdicts if v.state == "no interval" and v.contrast}
+    shared = whys.pop() if len(whys) == 1 else ""
+    for verdict in pair.verdicts:
+        yield Note(_WEIGHTS[verdict.state], verdict.words.removesuffix(f"; {shared}"))
+    if shared:
+        yield Note("remark", shared)
     yield from (Note(weight, line) for weight, line in beside_verdicts(pair))
 
 

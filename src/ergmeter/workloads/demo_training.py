@@ -7,6 +7,7 @@ steps instead: its window is then still right, its single steps are not.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812  the usual name
 from torch import Tensor, nn
 
 from ergmeter.errors import UsageError
-from ergmeter.meter import Meter
+from ergmeter.meter import Budget, Meter
 from ergmeter.records import Reported
 from ergmeter.workloads import demo_text
 from ergmeter.workloads.demo_text import DemoText
@@ -235,6 +236,7 @@ def endless_batches(documents: Sequence[DemoText], size: int, *, seed: int) -> I
 
 SEED = 7
 WARMUP_STEPS = 3  # first allocations and kernel choices; the fourth step is like all later ones
+_TIMED_STEPS = 5  # before the run begins, to tell how many fit into its time
 _RAMP_STEPS = 10  # the learning rate rises this long: Adam's first estimates are poor
 _LARGEST_GRADIENT = 1.0
 _HELD_OUT_BATCHES = 4
@@ -314,13 +316,15 @@ def run(
     path = None
     held_out: list[float] = []
     try:
+        training = DemoTraining(size, device, documents)
+        steps = max(1, round(seconds / training.step_s()))
         with Meter(
             out, name="demo", warmup_steps=WARMUP_STEPS, model=size.model.described,
             seq_len=round(fmean(len(document.text) - 1 for document in documents)),
-            dtype=computed_in(device),
+            dtype=computed_in(device), budget=Budget(steps=steps),
         ) as meter:  # fmt: skip
             path = meter.path
-            _train(meter, DemoTraining(size, device, documents), seconds, tell, held_out)
+            _train(meter, training, steps, seconds, tell, held_out)
     except KeyboardInterrupt:
         if path is None:
             raise
@@ -367,6 +371,15 @@ class DemoTraining:
         self._finish()
         return loss.item()
 
+    def step_s(self) -> float:
+        """Do a few steps and return the time of the fastest."""
+        times_s = []
+        for batch in itertools.islice(self.batches, _TIMED_STEPS):
+            start_s = time.monotonic()
+            self.step(batch.to(self.device))
+            times_s.append(time.monotonic() - start_s)
+        return min(times_s)
+
     @torch.no_grad()
     def evaluate(self) -> float:
         """The mean loss over the tales that are never trained on."""
@@ -391,17 +404,18 @@ class DemoTraining:
 def _train(
     meter: Meter,
     training: DemoTraining,
+    goal: int,
     seconds: float,
     tell: Callable[[DemoProgress], None],
     held_out: list[float],
 ) -> None:
-    """The measured loop: data, a step, now and then an evaluation, until the time is up.
+    """The measured loop: data, a step, now and then an evaluation; ends by its goal or its time.
 
     Evaluation is part of the seconds, except the one at the end.
     """
     start_s = time.monotonic()
     elapsed_s, steps = 0.0, 0
-    while elapsed_s < seconds:
+    while steps < goal and elapsed_s < seconds:
         with meter.phase("data"):
             batch = next(training.batches).to(training.device)
         with meter.step(

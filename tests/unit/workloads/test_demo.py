@@ -96,8 +96,10 @@ def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) 
             break
     run = Run.open(outcome.run)
     assert (outcome.interrupted, run.status) == (False, FINISHED)
-    in_time = [tick.elapsed_s < seconds for tick in ticks]
-    assert in_time == [True] * (len(ticks) - 1) + [False]  # the first past the time is the last
+    assert all(tick.elapsed_s < seconds for tick in ticks[:-1])  # the first past it is the last
+    goal = run.writers[0].header["budget"]["steps"]  # so that erg watch and serve show progress
+    assert ticks[-1].elapsed_s >= seconds or len(ticks) == goal
+    assert 0.2 * goal < len(ticks) <= goal  # a busy machine is not always alike
     assert (run.steps()["phase"] == PHASES.index("train")).sum() == len(ticks)
     assert value(run, "time.eval_s") > 0
     assert value(run, "time.data_s") > 0
