@@ -61,6 +61,31 @@ _GROUPS = {
 }
 _COMMANDS = {name: group for group, commands in _GROUPS.items() for name in commands}
 
+# What to do after a command, on a terminal. A run's card has its own.
+_NEXT = {
+    "prepare": "erg train CONFIG",
+    "load": "erg list; erg serve --open",
+    "calibrate": "erg record -- python train.py",
+    "explain": "change it, record it again, erg compare RUN OTHER",
+    "check": "erg compare RUN OTHER",
+    "plot": "erg report RUN --html page.html",
+    "job": "erg report RUN, for one of its runs",
+    "compare": "erg gate NEW REF, to pass or fail by a rule",
+    "bench": "erg bench compare DIRECTORY; erg gate NEW REF",
+    "mfu": "erg record -- COMMAND, then erg explain RUN: where the rest of the peak went",
+    "flops": "erg mfu MODEL_CONFIG --tokens-per-s N --device NAME",
+    "estimate": "erg record -- COMMAND, then erg estimate MODEL_CONFIG --mfu-from RUN",
+    "analyze": "erg analyze --compare ANALYSIS OTHER",
+    "peaks": "erg mfu MODEL_CONFIG --tokens-per-s N --device NAME",
+    "grid": "erg report RUN --grid CODE",
+    "metrics": "erg report RUN --metric NAME",
+    "conventions": "erg flops MODEL_CONFIG",
+    "list": "erg report RUN; erg compare RUN OTHER; erg serve --open",
+    "runs": "erg list",
+    "doctor": "erg record -- python train.py",
+}
+_NOT_FOR_READERS = {"--json", "--md", "--markdown", "--format", "--quiet", "--help", "-h"}
+
 
 class _Commands(click.Group):
     """Loads a command's module when it is called, so that `erg --help` is quick."""
@@ -146,4 +171,8 @@ def main(
         where = f" {error.filename}" if error.filename else ""
         say(f"the system refused{where}: {error.strerror or error}")
         result = 1
+    words = sys.argv[1:] if arguments is None else arguments
+    following = _NEXT.get(words[0]) if words and not result else None
+    if following and sys.stdout.isatty() and not _NOT_FOR_READERS.intersection(words):
+        click.echo(click.style(f"next: {following}", dim=True))
     sys.exit(result if isinstance(result, int) else 0)
