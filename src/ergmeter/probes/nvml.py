@@ -439,11 +439,11 @@ COUNTER_SHARE = 0.002
 
 # The same for the hardware counters of activity: 0.4 ms a reading on an H200. What they say is a
 # mean since the last reading, so that nothing is missed by reading them less often. Where a reading
-# takes longer (5 ms in a virtual machine) a short run would have none within its window: readings
+# takes longer (2 to 6 ms in a virtual machine) a short run would have none within its window: readings
 # are at most this share of the run so far apart.
 ACTIVITY_SHARE = 0.0005
 ACTIVITY_PERIOD_S = 1.0
-MOST_APART_FRAC = 0.1
+MOST_APART_FRAC = 0.05
 
 # How often to ask for what changes slowly, or is itself an average of the last fraction of a second
 # (load): memory, load, clock, temperature, throttling. Power is asked for at every reading.

@@ -156,7 +156,7 @@ def test_they_are_read_as_often_as_they_may_cost_and_always_at_the_last(
 def test_a_short_run_has_readings_however_dear_they_are(
     machine: Callable[..., Script], library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenth of the run so far apart: the run is young, so the next one is due at once."""
+    """A twentieth of the run so far apart: the run is young, so the next one is due at once."""
     monkeypatch.setattr(nvml, "ACTIVITY_SHARE", 1e-12)
     monkeypatch.setattr(nvml, "ACTIVITY_PERIOD_S", 0.0)
     monkeypatch.setattr(nvml, "SHORTEST_S", 0.0)
