@@ -439,8 +439,8 @@ COUNTER_SHARE = 0.002
 
 # The same for the hardware counters of activity: 0.4 ms a reading on an H200. What they say is a
 # mean since the last reading, so that nothing is missed by reading them less often. Where a reading
-# takes longer (2 to 6 ms in a virtual machine) a short run would have none within its window: readings
-# are at most this share of the run so far apart.
+# takes longer (2 to 6 ms in a virtual machine) a short run would have none within its window, so
+# they are at most this share of the run so far apart.
 ACTIVITY_SHARE = 0.0005
 ACTIVITY_PERIOD_S = 1.0
 MOST_APART_FRAC = 0.05
