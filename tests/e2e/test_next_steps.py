@@ -42,7 +42,10 @@ def test_a_list_ends_with_what_to_do_with_a_run(tmp_path: Path) -> None:
     run_of(tmp_path / "runs" / "first", steps=even_steps(3))
     code, text = on_a_terminal("list", cwd=tmp_path)
     assert code == 0
-    assert "next: erg report RUN; erg compare RUN OTHER" in text.splitlines()[-1]
+    assert "next: erg report DIRECTORY/NAME; erg compare" in text.splitlines()[-1]
+    code, text = on_a_terminal("check", "runs/first", cwd=tmp_path)
+    assert code == 0
+    assert "next: erg compare runs/first OTHER" in text
     code, text = on_a_terminal("list", "--json", cwd=tmp_path)
     assert code == 0
     assert "next:" not in text

@@ -61,7 +61,7 @@ _GROUPS = {
 }
 _COMMANDS = {name: group for group, commands in _GROUPS.items() for name in commands}
 
-# What to do after a command, on a terminal. A run's card has its own.
+# What to do after a command, on a terminal. A run's card has its own. RUN is the given one.
 _NEXT = {
     "prepare": "erg train CONFIG",
     "load": "erg list; erg serve --open",
@@ -80,7 +80,7 @@ _NEXT = {
     "grid": "erg report RUN --grid CODE",
     "metrics": "erg report RUN --metric NAME",
     "conventions": "erg flops MODEL_CONFIG",
-    "list": "erg report RUN; erg compare RUN OTHER; erg serve --open",
+    "list": "erg report DIRECTORY/NAME; erg compare DIRECTORY/A DIRECTORY/B; erg serve --open",
     "runs": "erg list",
     "doctor": "erg record -- python train.py",
 }
@@ -173,6 +173,7 @@ def main(
         result = 1
     words = sys.argv[1:] if arguments is None else arguments
     following = _NEXT.get(words[0]) if words and not result else None
-    if following and sys.stdout.isatty() and not _NOT_FOR_READERS.intersection(words):
-        click.echo(click.style(f"next: {following}", dim=True))
+    if following and sys.stderr.isatty() and not _NOT_FOR_READERS.intersection(words):
+        run = next(filter(os.path.isdir, words[1:]), "RUN")
+        click.echo(click.style(f"next: {following.replace('RUN', run)}", dim=True), err=True)
     sys.exit(result if isinstance(result, int) else 0)
