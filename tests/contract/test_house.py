@@ -88,7 +88,7 @@ def test_a_sink_has_what_its_protocol_asks_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_is_in_the_table_of_its_page(name: str) -> None:
-    assert f"| {name.replace('_', ' ')} |" in (ROOT / "docs" / "check.md").read_text()
+    assert f"| {name.replace('_', ' ')} |" in (ROOT / "docs" / "diagnose.md").read_text()
 
 
 @pytest.mark.parametrize("metric", catalogue().values(), ids=lambda metric: metric.key)
