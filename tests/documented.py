@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +140,16 @@ def erg_words(command: Command) -> tuple[str, ...] | None:
     if first == "python" and rest and Path(rest[0]).name == "calculate_training_metrics.py":
         return ("analyze", *rest[1:])
     return None
+
+
+def build_site(folder: Path) -> None:
+    """Build the site as `./dev docs` does. A warning is an error."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert (built.stdout, built.stderr, built.returncode) == ("", "", 0)
 
 
 def sessions(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from markdown.extensions.toc import slugify
 from markdown_it import MarkdownIt
 from scripts import python_reference
 
-from tests.documented import DOCS, ROOT
+from tests.documented import DOCS, ROOT, build_site
 
 GENERATED = {
     *("commands.md", "metrics.md", "python-api.md", "conventions.md", "hardware.md"),
@@ -40,12 +37,7 @@ IN_STYLE = re.compile(r"(?:@import\s+|url\()\s*[\"']?\s*((?:https?:)?//[^\"')\s]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert (built.stdout, built.stderr, built.returncode) == ("", "", 0)
+    build_site(folder)
     return folder
 
 
