@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 _CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
