@@ -80,6 +80,12 @@ def test_a_job_of_dev_is_there() -> None:
     assert {"test", "lint", "docs", "demo"} <= asked <= jobs
 
 
+def test_a_target_of_make_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {command.words[1] for _, command in SHOWN if command.words[0] == "make"}
+    assert {"process", "compare"} <= asked <= targets
+
+
 def test_files_of_the_repository_that_a_command_names_are_there() -> None:
     named = {
         word

@@ -53,6 +53,12 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(table: str, record:
     assert list(COLUMN_KINDS[table]) == list(record.__annotations__)
 
 
+@pytest.mark.parametrize("table", COLUMN_KINDS)
+def test_the_columns_of_a_table_are_on_the_page_of_the_run_format(table: str) -> None:
+    page = (ROOT / "docs" / "run-format.md").read_text()
+    assert [name for name in COLUMN_KINDS[table] if f"`{name}`" not in page] == []
+
+
 def test_the_kind_of_a_column_follows_from_its_field() -> None:
     steps = COLUMN_KINDS["steps"]
     names = ("start_ns", "index", "phase", "loss", "rank", "host_end_ns")
