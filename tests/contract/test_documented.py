@@ -74,6 +74,43 @@ def test_commands_stand_in_blocks_of_a_shell(page: Path) -> None:
     assert [line for line in lines if line.startswith(("$ ", "erg ", "./dev "))] == []
 
 
+def inline_commands() -> list[tuple[str, list[str]]]:
+    """What pages name of `erg` within a sentence, up to what belongs to a recorded program."""
+    found = []
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":  # history names options as they were
+            continue
+        text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"(?<!`)`(erg [^`]+)`(?!`)", text):
+            words = code.replace("|", " ").replace("COMMAND", "").split()[1:]
+            stop = words.index("--") if "--" in words else len(words)
+            found.append((f"{page.name}: {code}", words[:stop]))
+    return found
+
+
+def test_commands_and_options_within_sentences_are_there() -> None:
+    unknown = []
+    shown = inline_commands()
+    assert len(shown) > 300
+    for place, words in shown:
+        command: click.Command = cli
+        context = click.Context(cli, info_name="erg", **cli.context_settings)
+        rest = list(words)
+        while isinstance(command, click.Group) and rest and rest[0].isalpha():
+            found = command.get_command(context, rest.pop(0))
+            if found is None:
+                unknown.append(place)
+                break
+            command = found
+        else:
+            options = {name for one in command.get_params(context) for name in one.opts}
+            options |= {name for one in command.get_params(context) for name in one.secondary_opts}
+            given = {word.partition("=")[0].rstrip(",.)") for word in rest if word.startswith("-")}
+            numbers = {word for word in given if re.match(r"-\d", word)}
+            unknown += [f"{place}: {name}" for name in given - numbers - options - {"-h", "--help"}]
+    assert unknown == []
+
+
 def test_a_job_of_dev_is_there() -> None:
     jobs = set(re.findall(r"#   \./dev (\w+)", (ROOT / "dev").read_text())) | {"train-unsloth"}
     asked = {c.words[1] for _, c in SHOWN if c.words[0] == "./dev" and len(c.words) > 1}
