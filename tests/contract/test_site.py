@@ -49,6 +49,19 @@ def test_it_has_every_page(site: Path) -> None:
     assert (site / "search" / "search_index.json").is_file()
 
 
+def test_a_broken_link_or_anchor_or_a_page_without_a_place_is_an_error(tmp_path: Path) -> None:
+    inherited = {"INHERIT": str(ROOT / "mkdocs.yml"), "docs_dir": "docs", "hooks": []}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({**inherited, "nav": ["index.md"]}))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# a\n\n[b](nothing.md), [c](#nowhere)\n")
+    (tmp_path / "docs" / "other.md").write_text("# other\n")
+    with pytest.raises(AssertionError) as error:
+        build_site(tmp_path / "site", tmp_path / "mkdocs.yml")
+    for text in ("'nothing.md', but the target is not found", "#nowhere", "other.md"):
+        assert text in str(error.value)
+    assert str(error.value).count("WARNING") >= 3
+
+
 class Requests(HTMLParser):
     """Collects what a page loads from other hosts."""
 
