@@ -307,8 +307,8 @@ _HEAD = """# Gallery
 
 Reports and plots of recordings of a real NVIDIA H200 (driver {driver}, torch {torch}, {day} and the
 day after), made by the commands that stand beside them. In a clone,
-`python scripts/gallery.py --runs recorded` makes the runs, in `recorded/`, from `tests/data`, and
-this page and its files anew, the figures in the text included; a test holds it to the recordings.
+`python scripts/gallery.py --runs-only` makes the runs, in `recorded/`, from `tests/data`. Without
+the option it also makes this page, its files and the figures in the text. A test compares them.
 
 Power, energy, clocks, memory and hardware counters are as they were read, steps as the program
 timed them. `{whole}` is a run as ergmeter wrote it, made anonymous. The others were recorded by
@@ -329,7 +329,9 @@ _COMPARISON = f"""## A comparison
 in bf16, bitsandbytes in 4 bits, Unsloth; four rounds in turns. Ratios with their intervals, the
 verdicts in words, the Pareto front, and what differs in configuration.
 
-    erg compare {LEDGER} --group-by backend --html backends.html
+```bash
+erg compare {LEDGER} --group-by backend --html backends.html
+```
 """
 
 
@@ -343,25 +345,36 @@ def written_page(figures: dict[str, Figures]) -> str:
     parts.append("One file each, that needs no network. Save it and open it in a browser.\n")
     for run, said in REPORTS.items():
         parts.append(f"**[{run}.html](gallery/{run}.html)** {said % figures[run]}\n")
-        parts.append(f"    erg report recorded/{run} --html {run}.html\n")
+        parts.append(_block(f"erg report recorded/{run} --html {run}.html"))
     parts.append(f"{_SHOTS.strip()}\n")
     parts.append(_COMPARISON)
     parts.append("## Plots\n")
     for one in PICTURES:
         parts.append(f"![{one.kind} of {one.run}](gallery/{one.file})\n")
         parts.append(f"{one.said % figures[one.run]}\n")
-        parts.append(f"    erg plot recorded/{one.run} --kind {one.kind} -o {one.file}\n")
+        parts.append(_block(f"erg plot recorded/{one.run} --kind {one.kind} -o {one.file}"))
     parts.append("## A terminal\n")
     parts.append("![the card of train-1b](gallery/terminal.svg)\n")
     parts.append("What `erg record` and `erg report` print at the end.\n")
     parts.append("## A badge\n")
     parts.append("![energy per token](gallery/badge.svg)\n")
     parts.append("For a README: one figure with how it was obtained.\n")
-    parts.append("    erg card recorded/train-1b --badge badge.svg\n")
+    parts.append(_block("erg card recorded/train-1b --badge badge.svg"))
     return "\n".join(parts)
 
 
+def _block(command: str) -> str:
+    return f"```bash\n{command}\n```\n"
+
+
 # -- files ----------------------------------------------------------------------------------------
+
+
+def make_runs(folder: Path) -> dict[str, Run]:
+    """The recordings as runs, by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {name: made_run(name, one, folder) for name, one in TRAININGS.items()}
+    return {**made, WHOLE: whole_run(folder)}
 
 
 def make(docs: Path, runs: Path | None = None) -> None:
@@ -370,8 +383,7 @@ def make(docs: Path, runs: Path | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figures] = {}
     with _folder(runs) as scratch:
-        runs_of = {name: made_run(name, one, scratch) for name, one in TRAININGS.items()}
-        for name, run in {**runs_of, WHOLE: whole_run(scratch)}.items():
+        for name, run in make_runs(scratch).items():
             evidence, summary = evidence_of(run), summarize(run)
             figures[name] = Figures(evidence, summary)
             page = document([(evidence, summary)], sections=page_sections(evidence, summary))
@@ -433,11 +445,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "docs", metavar="DOCS")
     parser.add_argument("--runs", type=Path, help="Keep the runs in this new folder.")
+    parser.add_argument("--runs-only", action="store_true", help="Make the runs and no page.")
     parser.add_argument("--pictures", action="store_true", help="Take the screenshots again too.")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     asked = parser.parse_args()
     out, runs = asked.out.resolve(), asked.runs and asked.runs.resolve()
     os.chdir(ROOT)
+    if asked.runs_only:
+        make_runs(runs or ROOT / "recorded")
+        return 0
     make(out, runs)
     if asked.pictures:
         take_pictures(out, asked.chromium)

@@ -53,6 +53,12 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(table: str, record:
     assert list(COLUMN_KINDS[table]) == list(record.__annotations__)
 
 
+@pytest.mark.parametrize("table", COLUMN_KINDS)
+def test_the_columns_of_a_table_are_on_the_page_of_the_run_format(table: str) -> None:
+    page = (ROOT / "docs" / "run-format.md").read_text()
+    assert [name for name in COLUMN_KINDS[table] if f"`{name}`" not in page] == []
+
+
 def test_the_kind_of_a_column_follows_from_its_field() -> None:
     steps = COLUMN_KINDS["steps"]
     names = ("start_ns", "index", "phase", "loss", "rank", "host_end_ns")
@@ -88,7 +94,7 @@ def test_a_sink_has_what_its_protocol_asks_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_is_in_the_table_of_its_page(name: str) -> None:
-    assert f"| {name.replace('_', ' ')} |" in (ROOT / "docs" / "check.md").read_text()
+    assert f"| {name.replace('_', ' ')} |" in (ROOT / "docs" / "diagnose.md").read_text()
 
 
 @pytest.mark.parametrize("metric", catalogue().values(), ids=lambda metric: metric.key)

@@ -20,6 +20,7 @@ from ergmeter.compat.nki_llama import CONSOLE_SECTIONS
 from ergmeter.neuron.score import COMPARED
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
+from tests.documented import sessions
 from tests.e2e.conftest import ERG, PYTHON, Lab, erg
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 from tests.unit.neuron.test_agreement import megatron
@@ -682,10 +683,10 @@ def test_compat_says_where_it_looked_for_graphs(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "section", "blocks", "output", "mfu_percent"),
+    ("page", "section", "output", "mfu_percent"),
     [
-        ("trainium", "To try it", 2, "metrics.json", 352 / 224 * 197.63 / 3040 * 100),
-        ("from-nki-llama", "Two minutes: the same numbers", 4, "outputs/theirs.json", 15.477),
+        ("tutorial-trainium", "1. The files", "metrics.json", 352 / 224 * 197.63 / 3040 * 100),
+        ("from-nki-llama", "Two minutes: the same numbers", "outputs/theirs.json", 15.477),
     ],
 )
 def test_the_examples_of_the_docs_print_what_they_say(
@@ -694,7 +695,6 @@ def test_the_examples_of_the_docs_print_what_they_say(
     monkeypatch: pytest.MonkeyPatch,
     page: str,
     section: str,
-    blocks: int,
     output: str,
     mfu_percent: float,
 ) -> None:
@@ -704,10 +704,9 @@ def test_the_examples_of_the_docs_print_what_they_say(
     for folder in ("tests", "scripts"):
         (lab.path / folder).symlink_to(DATA.parents[1] / folder)
     _, _, text = (DATA.parents[1] / "docs" / f"{page}.md").read_text().partition(f"## {section}")
-    parts = re.findall(r"```(?:bash|text)\n(.*?)```", text, re.DOTALL)[:blocks]
-    for commands, lines in zip(parts[::2], parts[1::2], strict=True):
+    for commands, lines in sessions(text):
         done = lab.run("bash", "-ec", commands)
         assert done.returncode == 0, done.stderr
         printed = [line.rstrip() for line in done.stdout.decode().splitlines()]
-        assert [line for line in lines.splitlines() if line not in printed] == []
+        assert [line for line in lines if line not in printed] == []
     assert written(lab, output)["mfu_percent"] == pytest.approx(mfu_percent, rel=1e-4)

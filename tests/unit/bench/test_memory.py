@@ -150,7 +150,7 @@ def recorded(name: str) -> list[dict[str, str]]:
 
 
 def test_on_an_h200_the_two_ways_differ_by_reserve_and_context() -> None:
-    """What docs/memory-two-ways.md says, from the recording."""
+    """What docs/memory.md says, from the recording."""
     samples = [
         (int(s["t_ns"]), int(s["memory_used_bytes"])) for s in recorded("h200_samples.csv.gz")
     ]
