@@ -74,7 +74,7 @@ class Run:
         for directory in sorted(p.parent for p in path.glob(f"*/{fmt.WRITER_FILE}")):
             if not directory.name.startswith("."):
                 run._add_writer(directory)
-        run.writers = on_one_clock(run.writers)
+        run.writers = list(on_one_clock(run.writers))
         return run
 
     def part(self, window: Window) -> Run:

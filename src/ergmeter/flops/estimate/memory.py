@@ -17,6 +17,7 @@ count of tensors does not have them either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ergmeter.errors import UsageError
@@ -400,7 +401,7 @@ class _Layout:
         lines = assumptions(self.setup, self.how, self.graph)
         return (*self.graph.assumptions, *lines, *self._alternatives(nodes))
 
-    def _alternatives(self, nodes: list[Node]) -> list[str]:
+    def _alternatives(self, nodes: list[Node]) -> Iterator[str]:
         """Choices of the program that no configuration has, with the bytes of the alternative."""
         logits = scaled(self._output(nodes).total, "B")
         output = {
@@ -410,15 +411,14 @@ class _Layout:
             "until-next": f"the model's output, {logits}, is held until the next forward pass"
             " replaces it, as `output = model(...)` in a loop does",
         }
-        lines = [output[self.setup.output]]
+        yield output[self.setup.output]
         if self.setup.optimizer == "adamw-fused":
             foreach = replace(self.setup, optimizer="adamw")
             more = ParameterMemory(self.graph, self.trainable, foreach).scratch(nodes)
-            lines.append(
+            yield (
                 f"torch's own default on CUDA, foreach AdamW, takes {scaled(more, 'B')} more in the"
                 " optimizer's step: --optimizer adamw"
             )
-        return lines
 
 
 def _moment(name: str, states: dict[str, float], now: dict[str, float]) -> MemoryMoment:

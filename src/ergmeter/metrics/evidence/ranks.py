@@ -21,7 +21,7 @@ from ergmeter.runlog.settings import WORDS, ParallelLayout
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask, Steps
@@ -284,14 +284,13 @@ def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, 
     return replace(run, writers=writers), tuple(clocks)
 
 
-def clock_notes(clocks: tuple[HostClock, ...]) -> list[str]:
+def clock_notes(clocks: tuple[HostClock, ...]) -> Iterator[str]:
     """Notes about clocks that were wrong, or seem to be."""
-    notes = []
     wrong = [clock for clock in clocks if clock.is_wrong]
     if wrong:
         worst, more = _worst(wrong)
         way = "ahead of" if worst.ahead_s > 0 else "behind"
-        notes.append(
+        yield (
             f"the clock of {worst.host} is {duration(abs(worst.ahead_s))} {way} the first host's,"
             f" by the ends of the steps they made together (± {duration(worst.within_s)}): it and"
             f" its devices{more} were put on one clock by these"
@@ -300,13 +299,12 @@ def clock_notes(clocks: tuple[HostClock, ...]) -> list[str]:
     if unclear:
         worst, more = _worst(unclear)
         way = "later" if worst.ahead_s > 0 else "earlier"
-        notes.append(
+        yield (
             f"steps on {worst.host}{more} end {duration(abs(worst.ahead_s))} {way} than on the"
             f" first host, whose clocks may be {duration(worst.claimed_s)} apart: stages of a"
             " pipeline, steps that are numbered otherwise, or a clock that is wrong; they are left"
             " as they are"
         )
-    return notes
 
 
 def _worst(clocks: list[HostClock]) -> tuple[HostClock, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -407,15 +407,13 @@ def _counted_table(title: str, rows: dict[str, PartFlops]) -> Table:
     return Table(columns_of(title, *passes), tuple(cells))
 
 
-def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
+def _alike(rows: dict[str, PartFlops]) -> Iterator[tuple[str, PartFlops]]:
     """Merge consecutive layers of equal cost into one row."""
-    merged: list[tuple[str, PartFlops]] = []
     for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
         names = [name for name, _ in group]
         last = re.findall(r"\d+", names[-1])
         many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
-        merged.append((many, flops))
-    return merged
+        yield (many, flops)
 
 
 def _form(name: str) -> str:

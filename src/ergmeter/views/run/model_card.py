@@ -10,7 +10,7 @@ absent metric is grey, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -242,20 +242,18 @@ def _sentences(of: Sources) -> str:
     return " ".join([*sentences, *_ending(of)])
 
 
-def _ending(of: Sources) -> list[str]:
+def _ending(of: Sources) -> Iterator[str]:
     """Return how the run ended if not normally, who asked for it, and alerts."""
-    clauses = []
     if of.summary.status not in (FINISHED, IMPORTED):
-        clauses.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
+        yield f"The run did not end as it should, or goes on: {of.summary.status}."
     asked = dict.fromkeys(mark.detail for mark in of.run.marks if mark.name == "stop_asked")
     if asked:
-        clauses.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
+        yield f"It was asked to stop by an alert: {'; '.join(asked)}."
     texts = (alert.text for alert in noted_alerts(of.run, {}))
     others = dict.fromkeys(text for text in texts if text not in asked)
     if others:
         more = "; and more" if len(others) > _ALERTS else ""
-        clauses.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")
-    return clauses
+        yield f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}."
 
 
 def _trains(of: Sources) -> bool:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.compare.ledgers import TOKENS, WINDOW_TOKENS, measured_columns, part_columns
 from ergmeter.errors import UsageError
@@ -26,10 +27,6 @@ from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # What stands behind SFT-Play's columns.
 MORE = (
