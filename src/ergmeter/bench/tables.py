@@ -210,12 +210,6 @@ def check_ending(path: Path) -> None:
         raise UsageError(f"{path.name} ends in neither .parquet nor .csv")
 
 
-def write(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet or as CSV, by the file's ending."""
-    with table_writer(path) as add:
-        add(table)
-
-
 def csv_text(table: pa.Table, *, header: bool = True) -> str:
     """All columns, the constant ones too; an empty cell is an absent value."""
     text = io.StringIO()
@@ -242,7 +236,7 @@ def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a CSV file begins as `write` begins one."""
+    """Whether a CSV file begins as `table_writer` begins one."""
     return {"id", "status", *RATES} <= set(_header(path))
 
 

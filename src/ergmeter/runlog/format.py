@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "ergmeter-run"
-VERSION = 1
-HISTORY = {1: "first version (ergmeter 0.1)"}
+VERSION = 1  # the first (ergmeter 0.1)
 
 RUN_FILE = "run.json"
 WRITER_FILE = "writer.json"
