@@ -399,7 +399,10 @@ def table(directory: Path, *, keep: bool = True) -> pa.Table:
 
 
 def batches(path: Path) -> Iterator[pa.Table]:
-    """Results of a directory, a table of ours or a published reference, some hundred rows at a time."""
+    """Results from wherever they are: a directory, a table of ours, a published reference.
+
+    They come some hundred rows at a time.
+    """
     if path.is_dir():
         return tables.batched(_of_directory(path, keep=True))
     if not path.is_file():

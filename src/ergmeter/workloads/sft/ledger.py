@@ -120,10 +120,7 @@ def _append(path: Path, cells: Mapping[str, object]) -> None:
 
 def _columns(path: Path) -> tuple[str, ...]:
     """The columns of a ledger; none if there is no such file, or an empty one."""
-    if not path.is_file():
-        return ()
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        return tuple(next(csv.reader(file), ()))
+    return appended_file.header_of(path) if path.is_file() else ()
 
 
 def _cell(value: object) -> object:
