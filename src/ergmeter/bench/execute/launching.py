@@ -117,11 +117,6 @@ def secret_variables(environment: Mapping[str, str], *, scenario: str) -> dict[s
     return {_hidden_variable(scenario, name): value for name, value in keys.items()}
 
 
-def export_secrets(variables: Mapping[str, str]) -> None:
-    """Have the processes that this one starts find them."""
-    os.environ.update(variables)
-
-
 def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:
     """The cell's own variables, keys with their values, of what is in the environment around."""
     variables = dict(cell.environment)
