@@ -218,7 +218,7 @@ def _repeats(
     if by and judged and not matching:
         raise UsageError(f"--noise {path}: no run there matches what is judged, by {', '.join(by)}")
     for group in matching or groups:
-        mixed = mixed_facts(group, ())
+        mixed = list(mixed_facts(group, ()))
         if mixed:
             raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
         own = configuration_key(group.entries[0], pairing.by)

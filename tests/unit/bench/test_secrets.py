@@ -251,7 +251,7 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_a_key_in_a_command(command: str, said: list[str]) -> None:
-    assert secrets.secrets_in_command(template(command).words) == said
+    assert list(secrets.secrets_in_command(template(command).words)) == said
 
 
 def test_a_plan_warns_of_a_key_in_a_command_and_does_not_repeat_it(

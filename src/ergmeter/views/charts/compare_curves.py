@@ -237,7 +237,7 @@ def _chart(courses: ComparedCurves, curve: Curve, labels: list[str], x: Axis | N
         scale.unit,
         vega.framed(description, _HEIGHT_PX, layers),
         _table(lines, scale),
-        _note(courses, curve, lines, labels),
+        "; ".join(_note(courses, curve, lines, labels)),
         legend=tuple((line.label, f"c{line.colour} dash{line.dash}") for line in lines),
         axes=axes,
         axis=own,
@@ -255,17 +255,16 @@ def _own_axis(curve: Curve, lines: Sequence[CurveLine], axes: Mapping[str, Any])
 
 def _note(
     courses: ComparedCurves, curve: Curve, lines: Sequence[CurveLine], labels: list[str]
-) -> str:
-    notes = [_CURVES[curve][2]]
+) -> Iterator[str]:
+    yield _CURVES[curve][2]
     if any(line.course.is_bounded for line in lines):
-        notes.append("lowest and highest of each moment are drawn")
+        yield "lowest and highest of each moment are drawn"
     if curve == "tokens_per_s" and len({line.course.note for line in lines}) > 1:
-        notes.append("not all count the same tokens: the table says which")
-    notes += [
+        yield "not all count the same tokens: the table says which"
+    yield from (
         f"no line of {first_names(names)}: {why}"
         for why, names in _reasons(courses, curve, labels).items()
-    ]
-    return "; ".join(notes)
+    )
 
 
 def _table(lines: Sequence[CurveLine], scale: Scale) -> Table:

@@ -142,7 +142,7 @@ def document(of: Sources) -> Document:
     return Document(
         f"{'Training efficiency' if _trains(of) else 'Efficiency'}, energy and carbon",
         (
-            Paragraph(_sentences(of)),
+            Paragraph(" ".join(_sentences(of))),
             *_metrics(of),
             *_list("Not measured:", absent),
             Paragraph("How it was obtained:"),
@@ -214,7 +214,7 @@ def _over(summary: Summary) -> str:
     return window_text(summary).partition("; ")[0]
 
 
-def _sentences(of: Sources) -> str:
+def _sentences(of: Sources) -> Iterator[str]:
     """Return citable sentences."""
     clauses = []
     for key in expected_in("model card"):
@@ -229,7 +229,7 @@ def _sentences(of: Sources) -> str:
     how = "read from its log" if of.run.header.get("imported") else "measured"
     what = "training" if _trains(of) else "run"
     first = f"This {what} was {how} with ergmeter {__version__}{hardware}, {_over(of.summary)}"
-    sentences = [f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."]
+    yield f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."
     energy, carbon = (of.all_steps.readings[key] for key in ("energy.run_j", CARBON))
     if isinstance(energy, Reading):
         parts = "steps" if _trains(of) else "requests"
@@ -238,8 +238,8 @@ def _sentences(of: Sources) -> str:
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
             text += f", which is {value_text(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
-        sentences.append(f"{text}; what else the machine drew is not in it.")
-    return " ".join([*sentences, *_ending(of)])
+        yield f"{text}; what else the machine drew is not in it."
+    yield from _ending(of)
 
 
 def _ending(of: Sources) -> Iterator[str]:

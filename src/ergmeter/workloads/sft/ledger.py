@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
     cells |= {**board_facts(run), **facts}
-    cells["notes"] = _notes(facts, summary)
+    cells["notes"] = "; ".join(_notes(facts, summary))
     cells["run"] = str(run.path)
     return {name: cells.get(name) for name in COLUMNS}
 
@@ -127,20 +127,18 @@ def _cell(value: object) -> object:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
-def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
+def _notes(facts: Mapping[str, Any], summary: Summary) -> Iterator[str]:
     """LoRA's details, then why cells are empty, separated by semicolons."""
-    notes = []
     if facts.get("lora_r") is not None:
-        notes.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
-    notes += [str(facts["notes"])] if facts.get("notes") else []
+        yield f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}"
+    yield from [str(facts["notes"])] if facts.get("notes") else []
     # One metric's reason stands for all of its kind.
     for key, at in in_view("ledger notes").items():
         name = at.label
         reading = summary.readings[key]
         if isinstance(reading, Reading) and reading.impossible:
-            notes.append(f"{name} is impossible: {reading.impossible.replace(';', ',')}")
+            yield f"{name} is impossible: {reading.impossible.replace(';', ',')}"
         if isinstance(reading, Missing):
             reason = re.split(r" \(|: --", reading.reason)[0]  # all of it is in the run
             reason = reason.replace(";", ",")
-            notes.append(f"no {name}: {' '.join(reason.split())}")
-    return "; ".join(notes)
+            yield f"no {name}: {' '.join(reason.split())}"
