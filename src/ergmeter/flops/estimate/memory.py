@@ -34,7 +34,7 @@ from ergmeter.flops.estimate.arrangement import (
 from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, Saved, SavedTensors
 from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
 from ergmeter.flops.work import TrainedParts, trained_graph
-from ergmeter.units import scaled
+from ergmeter.units import listed_by, scaled
 
 KINDS = (
     "weights",
@@ -231,10 +231,7 @@ class _Layout:
         output: _Output,
     ) -> tuple[MemoryMoment, ...]:
         """The moment between the passes, and the largest of the backward pass below the loss."""
-        by_layer: dict[str, list[Node]] = {}
-        for node in nodes:
-            if node.layer is not None:
-                by_layer.setdefault(node.layer, []).append(node)
+        by_layer = listed_by((node.layer, node) for node in nodes if node.layer is not None)
         states = {**states, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
         saved = self._saved_bytes(nodes, by_layer)
         under_way = min(self.setup.parallel.pipeline - stage, self.setup.micro_batches)

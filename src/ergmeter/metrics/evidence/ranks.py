@@ -18,7 +18,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.runlog.settings import WORDS, ParallelLayout
-from ergmeter.units import NS_PER_S, duration, number_of
+from ergmeter.units import NS_PER_S, duration, listed_by, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,10 +124,7 @@ def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
 
 def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
     """The ranks of each group, by the coordinates that its ranks share."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for rank, coordinate in coordinates(evidence).items():
-        groups.setdefault(_own(coordinate, shared), []).append(rank)
-    return groups
+    return listed_by((_own(at, shared), rank) for rank, at in coordinates(evidence).items())
 
 
 def _own(coordinate: dict[str, int], shared: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -261,9 +258,7 @@ class HostClock:
 
 def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, ...]]:
     """The run on one clock, and how the hosts' clocks compare. `layout`: as it was declared."""
-    hosts: dict[str, list[int]] = {}
-    for number, writer in enumerate(run.writers):
-        hosts.setdefault(writer.clock_of, []).append(number)
+    hosts = listed_by((writer.clock_of, number) for number, writer in enumerate(run.writers))
     if len(hosts) < 2:
         return run, ()
     first, *others = hosts.values()
