@@ -151,7 +151,7 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         heat,
         brake,
         None if cores is None else cores.value,
-        _links(evidence, devices),
+        dict(_links(evidence, devices)),
         "derived" if aside else "measured",
         absent,
     )
@@ -234,14 +234,12 @@ def _throttled(evidence: Evidence, devices: list[Device], mask: int) -> float:
     return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
 
 
-def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
+def _links(evidence: Evidence, devices: list[Device]) -> Iterator[tuple[str, float]]:
     """NVLink and PCIe traffic of a device by column, if counters have it."""
-    rates = {}
     for column in _LINKS:
         with suppress(NotMeasurable):
             each = [mean_activity(evidence, column, device, most=math.inf)[0] for device in devices]
-            rates[column] = sum(each) / len(each)
-    return rates
+            yield column, sum(each) / len(each)
 
 
 def peak_clock_hz(evidence: Evidence, devices: list[Device]) -> float:
