@@ -59,20 +59,18 @@ class Truncated:
         return {"input_ids": ids[: self.longest], "labels": labels[: self.longest]}
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         """Notes on what was cut."""
-        lines = []
         if self.documents:
-            lines.append(
+            yield (
                 f"{self.documents} examples were cut to {self.longest} tokens, {self.tokens} tokens"
                 " in all"
             )
         if self.without_answer:
-            lines.append(
+            yield (
                 f"{len(self.without_answer)} examples were left out: nothing of their answer is"
                 f" within {self.longest} tokens (first: {self.without_answer[0]})"
             )
-        return lines
 
 
 class TextEncoder:
