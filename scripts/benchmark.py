@@ -28,7 +28,6 @@ try:
         results_directory,
         state,
     )
-    from ergmeter.bench.execute import launching as secrets
     from ergmeter.bench.overview import varying
     from ergmeter.bench.plan import data as datastage
     from ergmeter.bench.plan import erg_train
@@ -307,7 +306,7 @@ def main() -> int:
     os.environ.setdefault("ERGMETER_FMS_PYTHON", str(FMS_PYTHON))
     try:
         made = planned(given)
-        secrets.export_secrets(made.keys)
+        os.environ.update(made.keys)  # for the processes that cells are
         on_gpus = given.dry_run and given.num_gpus is not None
         has_gpus, notes = launching.dry_run_gpus(made.cells, on_gpus=on_gpus)
         if given.install_sft_trainer and not given.dry_run:

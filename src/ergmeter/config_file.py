@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ergmeter.errors import FormatError, UsageError, suggestion
+from ergmeter.units import listed_by
 
 Location: TypeAlias = tuple[str | int, ...]
 
@@ -189,9 +190,7 @@ def with_line(error: ConfigError, files: Sequence[ConfigFile]) -> str:
 
 def usage_error(path: Path, lines: Iterable[str]) -> UsageError:
     """The first error of each kind and how many are like it, most frequent first."""
-    kinds: dict[str, list[str]] = {}
-    for line in dict.fromkeys(lines):
-        kinds.setdefault(_VARIABLE.sub("", line), []).append(line)
+    kinds = listed_by((_VARIABLE.sub("", line), line) for line in dict.fromkeys(lines))
     ranked = sorted(kinds.values(), key=len, reverse=True)
     messages = [
         alike[0] + (f" (and {len(alike) - 1} more like it)" if alike[1:] else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,23 +129,20 @@ def _values(samples: list[Sample], device: str) -> dict[str, Any]:
     return values
 
 
-def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     label = f"{device.name} [{device.id}]"
-    warnings = [f"{label}: {reason}" for reason in device.facts.get("absent") or ()]
+    yield from (f"{label}: {reason}" for reason in device.facts.get("absent") or ())
     if device.facts.get("compute_mode") in _EXCLUSIVE:
-        warnings.append(
+        yield (
             f"{label} is in compute mode {device.facts['compute_mode']}: a second program that uses"
             " it fails; `nvidia-smi -c DEFAULT` (root) shares it. Measuring is not affected"
         )
     if device.kind in _WITH_ENERGY:
         if "energy_j" not in after and "power_w" in after:
-            warnings.append(f"{label} has no energy counter: energy is integrated from power")
+            yield f"{label} has no energy counter: energy is integrated from power"
         elif "energy_j" not in after:
-            warnings.append(f"{label} gives neither energy nor power")
+            yield f"{label} gives neither energy nor power"
         elif before.get("energy_j") == after["energy_j"]:
-            warnings.append(f"{label}: its energy counter stood still for {APART_S} s: not usable")
+            yield f"{label}: its energy counter stood still for {APART_S} s: not usable"
         if device.facts.get("power_field") == "draw":
-            warnings.append(
-                f"{label} has no instant power field: the one it has may be a one-second average"
-            )
-    return warnings
+            yield f"{label} has no instant power field: the one it has may be a one-second average"

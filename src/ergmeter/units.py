@@ -9,7 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import TypeVar
 
+_Key = TypeVar("_Key")
+_Member = TypeVar("_Member")
 NS_PER_S = 1_000_000_000
 W_PER_MW = 1e-3  # NVML reports milliwatts
 J_PER_MJ = 1e-3  # and millijoules
@@ -86,16 +89,21 @@ def tallied(names: Iterable[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
+def listed_by(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]]:
+    """The second members of pairs by the first, in order."""
+    lists: dict[_Key, list[_Member]] = {}
+    for key, member in pairs:
+        lists.setdefault(key, []).append(member)
+    return lists
+
+
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """The second members of pairs by the first, each once, in order: names by a shared reason.
 
     >>> grouped([("no GPU", "power"), ("no GPU", "memory")])
     {'no GPU': ['power', 'memory']}
     """
-    groups: dict[str, dict[str, None]] = {}
-    for key, member in pairs:
-        groups.setdefault(key, {})[member] = None
-    return {key: list(members) for key, members in groups.items()}
+    return listed_by(dict.fromkeys(pairs))
 
 
 def printable(text: str) -> str:

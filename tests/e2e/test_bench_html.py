@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.tables import as_table, write
+from ergmeter.bench.tables import as_table
 from tests.e2e.conftest import erg
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
-from tests.unit.bench.rows import repeats
+from tests.unit.bench.rows import repeats, write_table
 
 pytestmark = [needs_chromium, pytest.mark.browser]
 
@@ -61,7 +61,7 @@ def tables(folder: Path) -> tuple[Path, Path]:
         rows += repeats(f"packed {EVIL}", "computed_tokens_per_s", [tokens], samples_per_s=samples)
         if name == "ref":
             rows += repeats("gone", "real_tokens_per_s", [1.0])
-        write(as_table(rows), folder / f"{name}.parquet")
+        write_table(as_table(rows), folder / f"{name}.parquet")
         sides.append(folder / f"{name}.parquet")
     return sides[0], sides[1]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import ergmeter
 from ergmeter import Flops, Meter, Missing, Reading, Run, Settings, Summary, Window, summarize
 from ergmeter.bench.tables import as_table
-from ergmeter.bench.tables import write as write_table
 from ergmeter.records import Device, Mark, Reported, Sample, Step
 from tests.runs import add_writer, even_steps, make_run
 from tests.unit.bench.rows import repeats as bench_repeats
+from tests.unit.bench.rows import write_table
 from tests.unit.flops.family_cases import CASES as FAMILIES
 from tests.unit.metrics.test_achievable import calibrated
 from tests.unit.neuron import graphs as neuron_graphs

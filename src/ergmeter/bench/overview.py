@@ -397,18 +397,14 @@ def _has_ratios(values: Sequence[float]) -> bool:
     return all(math.isfinite(value) and value > 0 for value in values)
 
 
-def _troubles(row: Mapping[str, Any]) -> list[str]:
+def _troubles(row: Mapping[str, Any]) -> Iterator[str]:
     """Failures and unmet expectations, with the number of the cell's directory."""
-    troubles = []
     if row["status"] not in _WELL:
-        troubles.append(
-            f"cell {row['index']}: {row['status']}: {row['reason'] or 'no reason known'}"
-        )
+        yield f"cell {row['index']}: {row['status']}: {row['reason'] or 'no reason known'}"
     if row["claims_broken"]:
-        troubles.append(f"cell {row['index']} is not what it says: {row['claims_broken']}")
+        yield f"cell {row['index']} is not what it says: {row['claims_broken']}"
     if row["damaged"]:
-        troubles.append(f"cell {row['index']}: damaged, left out: {row['damaged']}")
-    return troubles
+        yield f"cell {row['index']}: damaged, left out: {row['damaged']}"
 
 
 # What is read best from left to right: the sizes that a bench is made to scale.

@@ -398,13 +398,11 @@ def table(directory: Path, *, keep: bool = True) -> pa.Table:
     return tables.one_table(tables.batched(_of_directory(directory, keep=keep)))
 
 
-def load(path: Path) -> pa.Table:
-    """Results from wherever they are: a directory, a table of ours, a published reference."""
-    return tables.one_table(batches(path))
-
-
 def batches(path: Path) -> Iterator[pa.Table]:
-    """The same, some hundred rows at a time."""
+    """Results from wherever they are: a directory, a table of ours, a published reference.
+
+    They come some hundred rows at a time.
+    """
     if path.is_dir():
         return tables.batched(_of_directory(path, keep=True))
     if not path.is_file():

@@ -31,6 +31,7 @@ from ergmeter.compare.entry import FAILED
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import bench_columns
 from ergmeter.records import Missing, Reading, Result
+from ergmeter.sinks.shared.appended_file import header_of, integral
 
 VERSION = 1
 
@@ -210,12 +211,6 @@ def check_ending(path: Path) -> None:
         raise UsageError(f"{path.name} ends in neither .parquet nor .csv")
 
 
-def write(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet or as CSV, by the file's ending."""
-    with table_writer(path) as add:
-        add(table)
-
-
 def csv_text(table: pa.Table, *, header: bool = True) -> str:
     """All columns, the constant ones too; an empty cell is an absent value."""
     text = io.StringIO()
@@ -227,11 +222,8 @@ def csv_text(table: pa.Table, *, header: bool = True) -> str:
 
 
 def _cell(value: object) -> object:
-    if isinstance(value, list):
-        return " ".join(f"{number:.17g}" for number in value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
+    is_list = isinstance(value, list)
+    return " ".join(f"{number:.17g}" for number in value) if is_list else integral(value)
 
 
 def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -242,7 +234,7 @@ def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a CSV file begins as `write` begins one."""
+    """Whether a CSV file begins as `table_writer` begins one."""
     return {"id", "status", *RATES} <= set(_header(path))
 
 
@@ -255,10 +247,9 @@ def _is_of_fms(names: Sequence[str]) -> bool:
     return bool({*TRAINER_METRICS} & {*names}) or {"framework_config", "status"} <= {*names}
 
 
-def _header(path: Path) -> list[str]:
+def _header(path: Path) -> tuple[str, ...]:
     csv.field_size_limit(_LONGEST)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        return next(csv.reader(file), [])
+    return header_of(path)
 
 
 def from_parquet(path: Path) -> Iterator[pa.Table]:

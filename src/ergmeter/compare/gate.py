@@ -44,7 +44,7 @@ from ergmeter.stats.ratio import PAIRED, Contrast, RunNoise, benjamini_hochberg,
 from ergmeter.units import duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.compare.entry import Entry
     from ergmeter.compare.pairing import ConfigurationPair
@@ -218,7 +218,7 @@ def _repeats(
     if by and judged and not matching:
         raise UsageError(f"--noise {path}: no run there matches what is judged, by {', '.join(by)}")
     for group in matching or groups:
-        mixed = mixed_facts(group, ())
+        mixed = list(mixed_facts(group, ()))
         if mixed:
             raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
         own = configuration_key(group.entries[0], pairing.by)
@@ -427,13 +427,12 @@ def _noise_notes(label: str, options: CompareOptions, drafts: Sequence[Verdict])
     return [f"{label}: {noise}"] if noise.source and str(noise) in methods else []
 
 
-def _fairness_notes(name: str, fair: Fairness) -> list[str]:
-    notes = [f"{name}: {remark}" for remark in fair.remarks]
+def _fairness_notes(name: str, fair: Fairness) -> Iterator[str]:
+    yield from (f"{name}: {remark}" for remark in fair.remarks)
     if fair.explanations:
-        notes.append(f"{name}: could explain a change: {', '.join(fair.explanations)}")
+        yield f"{name}: could explain a change: {', '.join(fair.explanations)}"
     if fair.unknown:
-        notes.append(f"{name}: not checked, since a side lacks it: {', '.join(fair.unknown)}")
-    return notes
+        yield f"{name}: not checked, since a side lacks it: {', '.join(fair.unknown)}"
 
 
 def _drafts(

@@ -10,7 +10,7 @@ incomparable.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -149,20 +149,19 @@ def default_group_by(entries: Sequence[Entry]) -> tuple[str, ...]:
     return ("backend",) if any("backend" in entry.facts for entry in entries) else (SOURCE,)
 
 
-def mixed_facts(group: Group, by: Sequence[str]) -> tuple[str, ...]:
+def mixed_facts(group: Group, by: Sequence[str]) -> Iterator[str]:
     """Facts that differ within a group though they must be equal, and runs that are too short."""
     exempt = _exempt(by)
     titles = {name: title for name, title in (_WORK | _WAYS).items() if name not in exempt}
-    notes = []
     for column, title in titles.items():
         values = sorted(group.values(column))
         if len(values) > 1:
-            notes.append(f"{group.name} mixes runs of different {title} ({_listed(values)})")
+            yield f"{group.name} mixes runs of different {title} ({_listed(values)})"
     # `job` is that of a resumed job; the runs of one in a folder are one entry.
     for job, runs in Counter(entry.job for entry in group.entries if entry.job).items():
         if runs > 1:
-            notes.append(f"{group.name} has {runs} runs of the job {job}, which are no repeats")
-    return (*notes, *_too_short(group))
+            yield f"{group.name} has {runs} runs of the job {job}, which are no repeats"
+    yield from _too_short(group)
 
 
 def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
@@ -198,14 +197,12 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     )
 
 
-def differing_facts(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def differing_facts(groups: Sequence[Group]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """All facts in which groups differ: the title, and the values of each group."""
-    rows = []
     for column, title in (_WORK | _WAYS | _AROUND | _OF_SINGLE_METRICS).items():
         values = [sorted(group.values(column)) for group in groups]
         if any(own != values[0] for own in values):
-            rows.append((title, tuple(_listed(own) if own else "not said" for own in values)))
-    return tuple(rows)
+            yield (title, tuple(_listed(own) if own else "not said" for own in values))
 
 
 def why_other_terms(

@@ -37,7 +37,7 @@ from ergmeter.records import (
 from ergmeter.runlog.identity import job_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, listed_by
 
 # Facts that a program declares of its training, and a resumed run shares with the one before.
 _SAME_WORK = ("model", "dataset", "data_sha256", "tuning")
@@ -123,11 +123,7 @@ def job_id(run: Run) -> str | None:
 
 def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs by job, in the order of their start; runs without a job are left out."""
-    by_job: dict[str, list[Run]] = {}
-    for run in runs:
-        name = job_id(run)
-        if name is not None:
-            by_job.setdefault(name, []).append(run)
+    by_job = listed_by((name, run) for run in runs if (name := job_id(run)) is not None)
     return {name: sorted(parts, key=lambda run: run.wall_zero_ns + run.start_ns)
             for name, parts in by_job.items()}  # fmt: skip
 

@@ -228,7 +228,7 @@ def _misfit(row: _Row, header: list[str]) -> str:
 def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) -> Entry:
     if WINDOW_TOKENS not in cells and any(name in cells for name in _OURS):
         cells = {name.replace(TOKENS, WINDOW_TOKENS): cell for name, cell in cells.items()}
-    numbers = _numbers(cells)
+    numbers = dict(_numbers(cells))
     measured = {*measured_columns(), *part_columns()} - {"warmup_s"}
     facts = facts_of({name: value for name, value in cells.items() if name not in measured})
     adapter = _ADAPTER.match(facts.get("notes", ""))
@@ -255,8 +255,7 @@ def _run(name: str | None, ledger: Path) -> Path | None:
     return next((path for path in near if path.is_dir()), None)
 
 
-def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
-    numbers = {}
+def _numbers(cells: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     ends = (name for name, (_, part) in part_columns().items() if part in ("low", "high"))
     for name in (*measured_columns(), *ends, "energy_low_J", "energy_high_J", "steps"):
         text = fact(cells.get(name))
@@ -268,8 +267,7 @@ def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
             raise FormatError(f"{name} is no number: {cells[name][:40]!r}") from None
         if not math.isfinite(number):
             raise FormatError(f"{name} is no finite number: {cells[name]!r}")
-        numbers[name] = number
-    return numbers
+        yield name, number
 
 
 def _figures(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -328,18 +328,16 @@ def conditions(pairing: Pairing) -> list[str]:
     ]
 
 
-def _differences(pair: ConfigurationPair) -> list[str]:
+def _differences(pair: ConfigurationPair) -> Iterator[str]:
     """Differences in measuring between the runs of NEW and REF that ended well."""
     names = dict.fromkeys(name for entry in pair.new.ok for name in entry.conditions)
-    lines = []
     for name in names:
         new, ref = (
             sorted({value for entry in side.ok if (value := entry.conditions.get(name))})
             for side in (pair.new, pair.ref)
         )
         if new and ref and new != ref:
-            lines.append(f"{name} {' and '.join(new)} in NEW, {' and '.join(ref)} in REF")
-    return lines
+            yield f"{name} {' and '.join(new)} in NEW, {' and '.join(ref)} in REF"
 
 
 # The contrast of a pair.

@@ -11,10 +11,11 @@ import json
 import math
 import mmap
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ergmeter.errors import UsageError
 from ergmeter.hlo import proto
@@ -24,8 +25,10 @@ from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.analysis import (
     Analysis,
+    AnalysisRequest,
     JobInput,
     OriginalVersion,
+    Watch,
     check_inputs,
     input_rows,
     model_version,
@@ -60,11 +63,6 @@ from ergmeter.neuron.training_log import (
 )
 from ergmeter.records import Reading, Result
 from ergmeter.units import NO_UNIT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ergmeter.neuron.analysis import AnalysisRequest, Watch
 
 ORIGINAL = OriginalVersion(
     VERSION,

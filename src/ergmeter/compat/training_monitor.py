@@ -45,7 +45,7 @@ from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_o
 from ergmeter.integrations.training import Training
 from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
-from ergmeter.records import BOUND_TOLERANCE, Missing, or_missing
+from ergmeter.records import BOUND_TOLERANCE, Missing, or_missing, present
 from ergmeter.runlog.process_group import own_rank, world_size
 from ergmeter.runlog.settings import Settings
 
@@ -702,9 +702,7 @@ class TrainingMonitor(Guarded):
         """The peak of this rank's device, looked up once."""
         if self._peak is None:
             self._peak = or_missing(self._lookup_peak)
-        if isinstance(self._peak, Missing):
-            raise NotMeasurable(self._peak.reason)
-        return self._peak
+        return present(self._peak)
 
     def _lookup_peak(self) -> float:
         dtype = self._dtype or (knowledge(self.model_ref).dtype if self.model_ref else None)

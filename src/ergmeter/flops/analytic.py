@@ -26,6 +26,7 @@ from ergmeter.flops.graph.graph import (
     trained_nodes,
     trains_all,
 )
+from ergmeter.units import listed_by
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
@@ -182,10 +183,8 @@ def _recomputed(
     if checkpointing == "selective":
         cores = (node for node, _ in graph.attentions() if node.layer is not None)
         return frozenset(node.name for node in cores if needs[node.name])
-    by_layer: dict[str, list[Node]] = {}
-    for node in graph:
-        if node.layer is not None and node.work is not None:
-            by_layer.setdefault(node.layer, []).append(node)
+    inside = (node for node in graph if node.layer is not None and node.work is not None)
+    by_layer = listed_by((node.layer, node) for node in inside)
     again: set[str] = set()
     for nodes in by_layer.values():
         if any(needs[node.name] for node in nodes):

@@ -24,7 +24,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
     for field in _REQUIRED:
         if field not in fields:
             raise FormatError(f"{where} {field} is missing; a row needs {', '.join(_REQUIRED)}")
-    peaks = _peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s")
+    peaks = dict(_peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s"))
     memory, there = fields.get("memory_gib"), fields.get("driver_memory_mib")
     bandwidth, tdp_w = fields.get("bandwidth_gb_per_s"), fields.get("tdp_w")
     return DeviceSpec(
@@ -203,15 +203,13 @@ def _positive(value: object, where: str) -> float:
     return float(value)
 
 
-def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
-    peaks = {}
+def _peaks(table: dict[str, Any], where: str) -> Iterator[tuple[str, float]]:
     for dtype, value in table.items():
         _check_type(dtype, where)
         peak = _positive(value, f"{where}.{dtype}") * _FLOP_PER_TFLOP
         if not LEAST_PEAK_FLOPS_PER_S <= peak <= MOST_PEAK_FLOPS_PER_S:
             raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
-        peaks[dtype] = peak
-    return peaks
+        yield dtype, peak
 
 
 def _lacks(names: Sequence[str], peaks: Mapping[str, float], where: str) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from ergmeter.hlo.products import (
 from ergmeter.hlo.reading import read
 from ergmeter.hlo.result import SHARDING_CALLS, ModuleCount, work_scope
 from ergmeter.hlo.wire import Buffer, Malformed, Unparsed
+from ergmeter.units import listed_by
 
 
 class _Edge(NamedTuple):
@@ -251,9 +252,7 @@ def _call_sites(nodes: dict[int, _Node]) -> Callable[[int], list[CallSite]]:
 
     def sites(callee: int) -> list[CallSite]:
         if not by_callee:
-            for node in nodes.values():
-                for target, site in node.sites:
-                    by_callee.setdefault(target, []).append(site)
+            by_callee.update(listed_by(site for node in nodes.values() for site in node.sites))
         return by_callee.get(callee, [])
 
     return sites

@@ -82,7 +82,7 @@ class Iterations(NumberedLines):
         if match := _PIPE.search(text):
             return _pipe(match)
         if match := _MEMORY.search(text):
-            return _memory(match[1])
+            return list(_memory(match[1]))
         if (match := _ARGUMENT.match(text)) and match[1] == "seq_length":
             self._seq_length = int(match[2])
         return []
@@ -118,16 +118,14 @@ def _pipe(match: re.Match[str]) -> list[NamedNumber]:
     return with_step(map(named_number, meanings, names, match.groups("")))
 
 
-def _memory(text: str) -> list[NamedNumber]:
+def _memory(text: str) -> Iterator[NamedNumber]:
     """`[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...`."""
-    pairs = []
     for part in text.split("|"):
         name, colon, figure = part.partition(":")
         value = number(figure.strip()) if colon else None
         if value is not None and name.strip().endswith(("allocated", "reserved")):
             printed = f"memory {' '.join(name.split())}"
-            pairs.append(NamedNumber(Meaning("rate", printed, unit="B"), printed, value * _MIB))
-    return pairs
+            yield NamedNumber(Meaning("rate", printed, unit="B"), printed, value * _MIB)
 
 
 class MegatronImporter(StepLineImporter):

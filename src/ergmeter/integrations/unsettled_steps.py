@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ergmeter.integrations.batches import Counts, is_later
 from ergmeter.meter.clock import apart_from_captures
 from ergmeter.records import Step
+from ergmeter.units import listed_by
 
 # -- fetching numbers from a device ----------------------------------------------------------------
 # `tensor.item()` waits until the device has done all queued work. Here the numbers of many steps
@@ -43,9 +44,7 @@ class Fetch:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._numbers[0], torch.Tensor):
             return self  # jax: its arrays are fetched by looking at them, here and not in the loop
-        places: dict[Any, list[int]] = {}
-        for index, number in enumerate(self._numbers):
-            places.setdefault(number.device, []).append(index)
+        places = listed_by((number.device, index) for index, number in enumerate(self._numbers))
         for device, indices in places.items():
             numbers = [self._numbers[index] for index in indices]
             self._host.append((indices, self._copied(torch, device, numbers)))

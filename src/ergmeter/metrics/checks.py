@@ -9,7 +9,7 @@ single devices are cached, as readings may be freed from memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -65,7 +65,7 @@ def _minor(seen: str, effect: str) -> list[CheckFinding]:
     return [CheckFinding("", "minor", seen, effect)]
 
 
-Check: TypeAlias = "Callable[[Evidence], list[CheckFinding]]"
+Check: TypeAlias = "Callable[[Evidence], Iterable[CheckFinding]]"
 
 
 # -- checks of devices
@@ -188,7 +188,7 @@ def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
     return _minor(observation, "a longer run may run out of memory")
 
 
-def _memory(evidence: Evidence) -> list[CheckFinding]:
+def _memory(evidence: Evidence) -> Iterator[CheckFinding]:
     """Growth between training steps. Importing, compiling and start-up always add memory."""
     if not evidence.has_work or not evidence.trains:
         raise NotMeasurable("no training steps were seen, and memory always grows at start-up")
@@ -209,13 +209,12 @@ def _each(
     evidence: Evidence,
     devices: list[Device],
     check: Callable[[Evidence, Device], list[CheckFinding]],
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     """The findings of all devices. NotMeasurable only if no device could be checked."""
-    findings: list[CheckFinding] = []
     reasons: list[str] = []
     for device in devices:
         try:
-            findings += check(evidence, device)
+            yield from check(evidence, device)
         except NotMeasurable as error:
             reason = str(error)
             is_named = device.name in reason
@@ -223,8 +222,7 @@ def _each(
     if reasons and len(reasons) == len(devices):
         raise NotMeasurable(reasons[0])
     for why in reasons:
-        findings += _minor(f"not checked: {why}", "a problem of this device would not show")
-    return findings
+        yield from _minor(f"not checked: {why}", "a problem of this device would not show")
 
 
 # -- checks of the record and of the window
@@ -268,17 +266,15 @@ def _ranks(evidence: Evidence) -> list[CheckFinding]:
     return _serious(why, effect) if why else []
 
 
-def _company(evidence: Evidence) -> list[CheckFinding]:
+def _company(evidence: Evidence) -> Iterator[CheckFinding]:
     own = {device.id for device in sampled(evidence, "gpu")}
     marks = [mark for mark in evidence.run.marks if mark.detail.partition(" ")[0] in own]
     if not any(mark.name == "device_used" for mark in marks):
         raise NotMeasurable("the processes on the GPU could not be identified")
-    findings: list[CheckFinding] = []
     for mark in marks:
         if mark.name == "device_shared":
             observation = f"another program computed on a GPU of this run: {mark.detail}"
-            findings += _serious(observation, "time, memory and energy are not this run's alone")
-    return findings
+            yield from _serious(observation, "time, memory and energy are not this run's alone")
 
 
 def _window(evidence: Evidence) -> list[CheckFinding]:
@@ -374,18 +370,16 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
     return _minor(observation, effect)
 
 
-def _pauses(evidence: Evidence) -> list[CheckFinding]:
+def _pauses(evidence: Evidence) -> Iterator[CheckFinding]:
     """Checkpoints, evaluation and waits for data in the window."""
     _only_training(evidence)
     split = time_split(evidence)
     effect = "it is part of the window: compare runs that spend as much on it"
-    findings: list[CheckFinding] = []
     for part in NAMED:
         if split.frac(part) > _WAITS_FRAC:
             times = number_of(split.counts[part], "time")
             took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
-            findings += _minor(f"{TITLES[part]} took {took}, {times})", effect)
-    return findings
+            yield from _minor(f"{TITLES[part]} took {took}, {times})", effect)
 
 
 def _stragglers(evidence: Evidence) -> list[CheckFinding]:

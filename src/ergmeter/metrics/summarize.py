@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -182,9 +182,8 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     return [f"no MFU: {mfu.reason}"] if mfu is not None else []
 
 
-def _unused(evidence: Evidence) -> list[str]:
+def _unused(evidence: Evidence) -> Iterator[str]:
     """Notes about declared counts that are not used, as the program gives its own."""
-    remarks = []
     settings = evidence.settings
     for what, declared, counts in (
         ("tokens", settings.tokens_per_step, tokens),
@@ -192,10 +191,7 @@ def _unused(evidence: Evidence) -> list[str]:
     ):
         counted = None if declared is None else or_none(counts, evidence)
         if counted is not None and "declared" not in counted[1]:
-            remarks.append(
-                f"--{what}-per-step {declared} is not used: the program gives its own {what}"
-            )
-    return remarks
+            yield f"--{what}-per-step {declared} is not used: the program gives its own {what}"
 
 
 def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
@@ -255,7 +251,7 @@ def _ranks(evidence: Evidence) -> list[str]:
             " ranks without a number; their tokens are added up"
         )
     made = [int(lane.step_counts.sum()) for lane in rows.lanes]
-    if max(made) > min(made) + 1 and not dropped_steps(evidence.run):
+    if max(made) > min(made) + 1 and not any(dropped_steps(evidence.run)):
         remarks.append(
             f"ranks made {min(made)} to {max(made)} steps: one began late or ended early"
         )
@@ -263,28 +259,26 @@ def _ranks(evidence: Evidence) -> list[str]:
     return remarks
 
 
-def _whose_gpus(evidence: Evidence) -> list[str]:
+def _whose_gpus(evidence: Evidence) -> Iterator[str]:
     """GPUs that are left out, and those that count although their use is unknown."""
-    remarks = []
     unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
     if unused and evidence.settings.devices is None:
-        remarks.append(
+        yield (
             "not used by this run, so not in its energy, peak and device count:"
             f" {gpu_names(unused)} (--devices counts them)"
         )
     by_why = grouped((evidence.gpu_use[gpu.id].why, gpu_names([gpu])) for gpu in unknown)
-    remarks += [
+    yield from (
         f"whether this run used {', '.join(names)} is unknown: {why}; counted, and its energy is"
         " derived (--devices or CUDA_VISIBLE_DEVICES says which count)"
         for why, names in by_why.items()
-    ]
+    )
     unseen = [id_ for id_, use in evidence.gpu_use.items() if not use.state]
     if len(unseen) > 1:
-        remarks.append(
+        yield (
             f"which of the {len(unseen)} visible GPUs the program used could not be seen: all count"
             " (--devices or CUDA_VISIBLE_DEVICES says which)"
         )
-    return remarks
 
 
 def _worst(evidence: Evidence) -> list[str]:
@@ -295,16 +289,12 @@ def _worst(evidence: Evidence) -> list[str]:
     return []
 
 
-def _full_disk(evidence: Evidence) -> list[str]:
-    remarks = []
+def _full_disk(evidence: Evidence) -> Iterator[str]:
     for device, series in evidence.series("disk_free_bytes").items():
         total = evidence.run.devices[device].facts.get("disk_total_bytes")
         if total and float(series.values.min()) < FULL_DISK_FRAC * float(total):
             left = float(series.values.min()) / 1e9
-            remarks.append(
-                f"the disk was nearly full: {left:.2f} GB of {total / 1e9:.0f} GB were left"
-            )
-    return remarks
+            yield f"the disk was nearly full: {left:.2f} GB of {total / 1e9:.0f} GB were left"
 
 
 def summarize(

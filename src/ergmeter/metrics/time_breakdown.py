@@ -12,6 +12,7 @@ step. So does a slow beginning that is in the window.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +122,7 @@ def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  raises the reason if there are no steps
     life = evidence.watched
-    layers = _layers(evidence)
+    layers = list(_layers(evidence))
     edges_ns = np.unique(
         np.concatenate(
             [[life.start_ns, life.end_ns], *(edge for _, pair in layers for edge in pair)]
@@ -138,15 +139,14 @@ def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
     return edges_ns, owners
 
 
-def _layers(evidence: Evidence) -> list[tuple[str, Spans]]:
+def _layers(evidence: Evidence) -> Iterator[tuple[str, Spans]]:
     """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
     slow = _slow(evidence)
-    layers: list[tuple[str, Spans]] = []
     for phase in precedence(evidence):
         if phase == "train":
-            layers += slow.in_steps
-        layers.append((phase, spans_of(evidence, phase)))
-    return layers + slow.in_gaps
+            yield from slow.in_steps
+        yield (phase, spans_of(evidence, phase))
+    yield from slow.in_gaps
 
 
 @dataclass(frozen=True, slots=True)

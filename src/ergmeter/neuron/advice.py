@@ -124,64 +124,57 @@ def about_mfu(
     return [AdviceFinding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
 
 
-def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) -> list[str]:
-    texts = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
+def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) -> Iterator[str]:
+    yield f"MFU {percent(mfu)} is above the peak, so an input is wrong"
     as_tokens = mfu / job.seq_len
     if printed is not None and as_tokens < 1:
-        texts.append(
+        yield (
             f"if {significant(printed)} are tokens/s, not sequences/s, it is"
             f" {percent(as_tokens)} (sequences of {job.seq_len})"
         )
-    texts.append(
+    yield (
         f"the peak is that of {number_of(machine.cores or 0, 'core')} on"
         f" {number_of(machine.nodes, 'node')} of {machine.backend}: were there more"
         " (--num-nodes, --devices)?"
     )
-    return texts
 
 
-def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list[str]:
-    texts = [
+def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> Iterator[str]:
+    yield (
         f"peak: {number_of(machine.cores or 0, 'core')} of {machine.backend}"
         f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
         " reads too low by that factor (--devices, --num-nodes)"
-    ]
+    )
     most = max(figures.mfu_by_convention.items(), key=lambda item: item[1])
     if job.lora is None and most[1] > mfu:
-        texts.append(
+        yield (
             f"convention: this is under {figures.work.chosen.convention}; {most[0]} counts most"
             f" and says {percent(most[1])}"
         )
     if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
-        texts.append(
+        yield (
             "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
             f" training it reads {percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
         )
     hfu = figures.utilization[HFU]
     if isinstance(hfu, Reading) and hfu.value > mfu:
-        texts.append(
+        yield (
             f"recomputation ({job.checkpointing}): the hardware computed"
             f" {percent(hfu.value)} of its peak (HFU)"
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
-        texts.append(
+        yield (
             f"throughput: if the figure is that of one of the {job.replicas} replicas, MFU is"
             f" {percent(mfu * job.replicas)}"
         )
-    texts += _bubble(job)
-    return texts
-
-
-def _bubble(job: NeuronJob) -> list[str]:
-    """The idle share of a pipeline: (p - 1) / (m + p - 1), m micro-batches, p stages."""
-    if job.pipeline_stages < 2 or job.micro_batches is None:
-        return []
-    idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)
-    batches = f"{job.micro_batches} micro-batch{'' if job.micro_batches == 1 else 'es'}"
-    return [
-        f"pipeline: {job.pipeline_stages} stages with {batches}"
-        f" are idle {percent(idle)} of the time; a larger global batch shrinks that"
-    ]
+    if job.pipeline_stages > 1 and job.micro_batches is not None:
+        # A pipeline's idle share is (p - 1) / (m + p - 1) with m micro-batches and p stages.
+        idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)
+        batches = f"{job.micro_batches} micro-batch{'' if job.micro_batches == 1 else 'es'}"
+        yield (
+            f"pipeline: {job.pipeline_stages} stages with {batches}"
+            f" are idle {percent(idle)} of the time; a larger global batch shrinks that"
+        )
 
 
 def _are(count: int) -> str:

@@ -13,6 +13,7 @@ comparable, and a remark says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ class Score:
         factor, others = self.nki_factor, self.without_nki
         return None if factor is None or others is None else others * factor
 
-    def factors(self) -> list[Factor]:
+    def factors(self) -> Iterator[Factor]:
         """The five factors in the order of the product."""
         base = self.baseline
         rows = (
@@ -128,11 +129,9 @@ class Score:
             Factor("NKI share", self.nki_ratio, base.offset, "", self.nki_factor, mark=self.mark),
         )  # fmt: skip
         product = None if self.impossible else 1.0  # nothing more is computed from it
-        factors = []
         for factor in rows:
             product = None if product is None or factor.ratio is None else product * factor.ratio
-            factors.append(replace(factor, product=product))
-        return factors
+            yield replace(factor, product=product)
 
 
 def _over(value: float | None, base: float) -> float | None:

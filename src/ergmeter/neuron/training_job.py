@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -335,20 +336,19 @@ def micro_batches(batch_size: int, at_once: int | None) -> int | None:
     return None if at_once is None else batch_size // at_once or None
 
 
-def _strategy_notes(file: TrainingFile) -> list[str]:
+def _strategy_notes(file: TrainingFile) -> Iterator[str]:
     """Notes on work that the FLOPs leave out, since the YAML does not say how much it is."""
     strategy = file.value("model_alignment_strategy")
     strategy = strategy if isinstance(strategy, dict) else {}
-    notes = [
+    yield from (
         f"alignment by {name}: a sequence is counted as one forward and backward pass; a reference"
         " model's passes are not counted"
         for name in ("dpo", "orpo", "kto")
         if name in strategy
-    ]
+    )
     sft = strategy.get("sft")
     if isinstance(sft, dict) and sft.get("packing") is True:
-        notes.append(
+        yield (
             "sft.packing: several documents may share a sequence; attention is counted as if"
             " each sequence were one document, which is an upper bound"
         )
-    return notes

@@ -17,7 +17,7 @@ import contextlib
 import importlib
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,7 @@ class AmdProbe(DeclaredProbe):
 
         A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
         """
-        return self._reading(slow=time.monotonic() >= self._slow_due_s)
+        return list(self._reading(slow=time.monotonic() >= self._slow_due_s))
 
     def read_last(self) -> Sequence[Sample | Mark]:
         """A full reading, with a mark if the use of the GPUs is unknown."""
@@ -301,24 +301,22 @@ class AmdProbe(DeclaredProbe):
         """The processes on each GPU now."""
         return {gpu.device.id: gpu.processes() for gpu in self._gpus}
 
-    def _reading(self, *, slow: bool) -> Sequence[Sample | Mark]:
+    def _reading(self, *, slow: bool) -> Iterator[Sample | Mark]:
         if not self._gpus:
             raise NotMeasurable("no AMD GPU is left to read: see `amd-smi list`")
         if slow:
             self._slow_due_s = time.monotonic() + SLOW_PERIOD_S - self.period_s / 2
-        records: list[Sample | Mark] = []
         for gpu in self._gpus:
-            records += gpu.samples(slow=slow)
+            yield from gpu.samples(slow=slow)
         lost = [gpu for gpu in self._gpus if gpu.silent >= SILENT_READINGS]
         self._gpus = [gpu for gpu in self._gpus if gpu not in lost]
         t_ns = time.monotonic_ns()
         for gpu in lost:
             detail = f"{gpu.device.id} ({gpu.device.name}): amdsmi says {gpu.error}"
-            records.append(Mark(t_ns, "device_lost", detail))
+            yield Mark(t_ns, "device_lost", detail)
         used, shared = self._usage.changes([(g.device.id, g.processes) for g in self._gpus])
-        records += [Mark(t_ns, "device_used", device) for device in used]
-        records += [Mark(t_ns, "device_shared", f"{gpu} {who}") for gpu, who in shared.items()]
-        return records
+        yield from (Mark(t_ns, "device_used", device) for device in used)
+        yield from (Mark(t_ns, "device_shared", f"{gpu} {who}") for gpu, who in shared.items())
 
 
 # What does not change during a run.

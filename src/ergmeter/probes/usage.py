@@ -14,7 +14,7 @@ A GPU without the program is *unused* only if that is certain (`UseStates`); oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -69,7 +69,7 @@ class UsageWatch:
         used = [gpu for gpu, pids in on_gpus.items() if pids & self._ours and gpu not in self._used]
         self._used.update(used)
         settled = [gpu for gpu in on_gpus if gpu in self._used and gpu not in self._shared]
-        others = {gpu: _process_names(on_gpus[gpu] - self._ours) for gpu in settled}
+        others = {gpu: ", ".join(_process_names(on_gpus[gpu] - self._ours)) for gpu in settled}
         shared = {gpu: names for gpu, names in others.items() if names}
         self._shared.update(shared)
         return used, shared
@@ -210,9 +210,8 @@ def _is_mps_server(pid: int) -> bool:
         return False
 
 
-def _process_names(pids: set[int]) -> str:
+def _process_names(pids: set[int]) -> Iterator[str]:
     """Names of these processes, without the driver's own services."""
-    names = []
     for pid in sorted(pids):
         try:
             name = psutil.Process(pid).name()
@@ -221,8 +220,7 @@ def _process_names(pids: set[int]) -> str:
         except psutil.Error:
             name = "?"
         if not name.startswith(_SERVANTS):
-            names.append(f"{name} ({pid})")
-    return ", ".join(names)
+            yield f"{name} ({pid})"
 
 
 def _ranks_here(environment: Mapping[str, str]) -> int:

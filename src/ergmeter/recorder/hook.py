@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from ergmeter.units import listed_by
+
 FOLDER = ".hook"
 FLUSH_LINES = "ERGMETER_FLUSH_LINES"  # set: the hook has standard output flushed line by line
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
@@ -56,9 +58,5 @@ def _without(report: Mapping[str, list[str]]) -> str:
 
 def _hook_report(path: Path) -> dict[str, list[str]]:
     """The report of one Python: a name and a value on each line."""
-    report: dict[str, list[str]] = {}
-    for line in path.read_text(errors="replace").splitlines():
-        name, tab, word = line.partition("\t")
-        if tab:
-            report.setdefault(name, []).append(word)
-    return report
+    lines = (line.partition("\t") for line in path.read_text(errors="replace").splitlines())
+    return listed_by((name, word) for name, tab, word in lines if tab)

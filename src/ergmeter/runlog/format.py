@@ -25,7 +25,7 @@ from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, of_type, result_
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "ergmeter-run"
-VERSION = 1
-HISTORY = {1: "first version (ergmeter 0.1)"}
+VERSION = 1  # the first (ergmeter 0.1)
 
 RUN_FILE = "run.json"
 WRITER_FILE = "writer.json"
@@ -140,16 +139,14 @@ class WriterLog:
         )
 
 
-def on_one_clock(writers: Iterable[WriterLog]) -> list[WriterLog]:
+def on_one_clock(writers: Iterable[WriterLog]) -> Iterator[WriterLog]:
     """The writers in the order in which they began, on the clock of the first."""
     zero_ns: dict[str, int] = {}
-    placed = []
     for writer in sorted(writers, key=lambda writer: int(writer.header["clock"]["wall_ns"])):
         clock = writer.header["clock"]
         zero_ns.setdefault(writer.clock_of, int(clock["wall_ns"]) - int(clock["monotonic_ns"]))
         offset_ns = zero_ns[writer.clock_of] - next(iter(zero_ns.values()))
-        placed.append(replace(writer, offset_ns=offset_ns))
-    return placed
+        yield replace(writer, offset_ns=offset_ns)
 
 
 def training_of(writer: WriterLog) -> str | None:
@@ -305,15 +302,13 @@ class DroppedSteps:
         return Mark(self.end_ns, DROPPED, str(self))
 
 
-def dropped_steps(run: Run) -> list[DroppedSteps]:
+def dropped_steps(run: Run) -> Iterator[DroppedSteps]:
     """What is missing in a run, one entry for each writer that dropped steps."""
-    dropped = []
     for writer in run.writers:
         details = [mark for mark in writer.marks if mark.name == DROPPED]
         if details:
             last = details[-1]
-            dropped.append(_parsed(Mark(last.t_ns + writer.offset_ns, DROPPED, last.detail)))
-    return dropped
+            yield _parsed(Mark(last.t_ns + writer.offset_ns, DROPPED, last.detail))
 
 
 def _parsed(mark: Mark) -> DroppedSteps:

@@ -14,7 +14,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def run_header(name: str, command: Sequence[str], *, group: str | None = None) -
         "id": secrets.token_hex(8),
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "command": redacted(command),
+        "command": list(redacted(command)),
         "directory": str(Path.cwd()),
         "ergmeter": __version__,
         "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
@@ -104,21 +104,19 @@ def writer_header(source: str) -> dict[str, Any]:
     }
 
 
-def redacted(command: Sequence[str]) -> list[str]:
+def redacted(command: Sequence[str]) -> Iterator[str]:
     """A command line with `***` for values that look like secrets."""
-    words: list[str] = []
     hide_next = False
     for word in command:
         flag, equals, _ = word.partition("=")
         secret = bool(_SECRET.search(flag))
         if hide_next:
-            words.append("***")
+            yield "***"
         elif secret and equals:
-            words.append(f"{flag}=***")
+            yield f"{flag}=***"
         else:
-            words.append(word)
+            yield word
         hide_next = secret and not equals and word.startswith("-") and not hide_next
-    return words
 
 
 def clock_pair() -> dict[str, int]:

@@ -327,15 +327,16 @@ def is_alive(directory: Path, header: dict[str, Any]) -> bool:
     if header.get("boot_id") != boot_id() or boot_id() is None:
         return True  # another host, or a container that can't say: the files are all we can see
     try:
-        return _same_process(int(header["pid"]), float(header["pid_started_s"]))
+        return same_process(int(header["pid"]), float(header["pid_started_s"])) is not None
     except (KeyError, TypeError, ValueError):
         return True
 
 
-def _same_process(pid: int, expected_s: float) -> bool:
+def same_process(pid: int, expected_s: float) -> psutil.Process | None:
+    """The process of that number, if it began then and still runs."""
     try:
         process = psutil.Process(pid)
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return abs(process.create_time() - expected_s) < 1.0 and not is_zombie
+        is_same = abs(process.create_time() - expected_s) < 1.0
+        return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
-        return False
+        return None

@@ -74,7 +74,7 @@ class Run:
         for directory in sorted(p.parent for p in path.glob(f"*/{fmt.WRITER_FILE}")):
             if not directory.name.startswith("."):
                 run._add_writer(directory)
-        run.writers = on_one_clock(run.writers)
+        run.writers = list(on_one_clock(run.writers))
         return run
 
     def part(self, window: Window) -> Run:
@@ -384,24 +384,22 @@ class Run:
         except FormatError as error:
             self.damage.append(str(error))
         else:
-            self.writers.append(WriterLog(directory, header, self._read_marks(directory)))
+            self.writers.append(WriterLog(directory, header, tuple(self._read_marks(directory))))
 
-    def _read_marks(self, directory: Path) -> tuple[Mark, ...]:
+    def _read_marks(self, directory: Path) -> Iterator[Mark]:
         path = directory / fmt.MARKS_FILE
         if not path.exists():
-            return ()
-        marks = []
+            return
         lines = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
             try:
                 fields = json.loads(line)
-                marks.append(Mark(int(fields["t_ns"]), str(fields["name"]), str(fields["detail"])))
+                yield Mark(int(fields["t_ns"]), str(fields["name"]), str(fields["detail"]))
             except (ValueError, KeyError, TypeError):
                 message = f"{path}: line {number} is not a mark"
                 (self.torn if number == len(lines) else self.damage).append(message)
-        return tuple(marks)
 
 
 def is_written(run: Run) -> bool:

@@ -111,25 +111,23 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
     }
 
 
-def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
+def metric_lines(summary: Summary, names: Iterable[str]) -> Iterator[str]:
     """Return a line for each metric, by key or alias, in the unit of that; shared reasons once.
 
     `AEC 341.2 W (measured; ...)`.
     """
     named_reasons: dict[str, str] = {}
-    lines = []
     for name in names:
         metric, alias = _metric(summary, name)
         label = alias.name if alias else metric.key
         reading = summary.readings[metric.key]
         if isinstance(reading, Missing):
             first = named_reasons.get(reading.reason)
-            lines.append(f"{label} - ({f'as {first}' if first else reading.reason})")
+            yield f"{label} - ({f'as {first}' if first else reading.reason})"
             named_reasons.setdefault(reading.reason, label)
         else:
             scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
-            lines.append(f"{label} {_reading_line(reading, scale, unit)}")
-    return lines
+            yield f"{label} {_reading_line(reading, scale, unit)}"
 
 
 def _metric(summary: Summary, name: str) -> tuple[Metric, Alias | None]:

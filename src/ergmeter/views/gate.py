@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def gate_data(gate: Gate) -> dict[str, Any]:
 
 def cells_document(comparison: Comparison) -> Document:
     """The change of each metric of each cell, then amounts, remarks and how to read them."""
-    rows = change_rows(comparison)
+    rows = tuple(change_rows(comparison))
     cells, pooled = rows[: len(comparison.pairs)], rows[len(comparison.pairs) :]
     shown = (*cells[:_MOST], *pooled)
     parts: list[Part] = [
@@ -175,7 +176,7 @@ def cells_document(comparison: Comparison) -> Document:
     if len(cells) > _MOST:
         more = f"and {len(cells) - _MOST} more: --format csv has them"
         parts.append(Paragraph(more, style="dim"))
-    notes = (*amounts(comparison)[:_MOST], *remarks(comparison)[:_MOST], *legend(comparison))
+    notes = (*list(amounts(comparison))[:_MOST], *remarks(comparison)[:_MOST], *legend(comparison))
     parts.append(Items(notes))
     return Document("erg bench compare", tuple(parts), cells_data(comparison))
 
@@ -229,20 +230,17 @@ def metric_names(comparison: Comparison) -> tuple[str, ...]:
     return tuple(measured.label for measured in comparison.measures)
 
 
-def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+def change_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """A row for each cell: the change of each metric; last the row of all cells."""
     cells = [(pair.name, pair.verdicts) for pair in comparison.pairs]
     cells += [(POOLED, comparison.pooled)] if comparison.pooled else []
-    rows = []
     for name, verdicts in cells:
         texts = {v.measure.label: change_in_words(v) for v in verdicts}
-        rows.append((name, *(texts.get(label, "-") for label in metric_names(comparison))))
-    return rows
+        yield (name, *(texts.get(label, "-") for label in metric_names(comparison)))
 
 
-def amounts(comparison: Comparison) -> list[str]:
+def amounts(comparison: Comparison) -> Iterator[str]:
     """Each side's values with the number of its runs."""
-    lines = []
     for pair in comparison.pairs:
         changes = [(v, v.contrast.means) for v in pair.verdicts if v.contrast]
         values = ", ".join(
@@ -250,8 +248,7 @@ def amounts(comparison: Comparison) -> list[str]:
             for v, (new, ref) in changes
         )
         runs = f"{len(pair.ref.ok)} and {len(pair.new.ok)} runs"
-        lines += [f"{pair.name}, REF to NEW: {values} ({runs})"] if changes else []
-    return lines
+        yield from [f"{pair.name}, REF to NEW: {values} ({runs})"] if changes else []
 
 
 def legend(comparison: Comparison) -> list[str]:

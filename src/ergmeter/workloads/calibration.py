@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -57,7 +57,7 @@ class CalibrationTarget:
 
 def targets(named: str) -> list[CalibrationTarget]:
     """The devices of a name: auto, cpu, cuda, cuda:1, or all for every GPU."""
-    gpus = _gpus() if named != "cpu" else []
+    gpus = list(_gpus()) if named != "cpu" else []
     if named == "cpu" or (named == "auto" and not gpus):
         return [CalibrationTarget(torch.device("cpu"), _cpu())]
     if named == "all" and gpus:
@@ -77,10 +77,10 @@ def _cpu() -> Device:
     return opened.probes[0].devices[0]
 
 
-def _gpus() -> list[CalibrationTarget]:
+def _gpus() -> Iterator[CalibrationTarget]:
     """Every GPU of torch's, by the identity that a probe gives it, as the runs that follow will."""
     if not torch.cuda.is_available():
-        return []
+        return
     name = "amd" if torch.version.hip else "nvml"
     opened = open_probes(_request(), [name])
     listed = [device for probe in opened.probes for device in probe.devices]
@@ -90,15 +90,11 @@ def _gpus() -> list[CalibrationTarget]:
         others |= {device.id: _others(device, on_amd.get(device.id)) for device in probe.devices}
         probe.close()
     identified = _identified_by_bus if torch.version.hip else _identified
-    gpus = []
     for index in range(torch.cuda.device_count()):
         device = identified(index, torch.cuda.get_device_properties(index), listed)
         if device.probe == "torch":
             device.facts["no_probe"] = opened.unavailable.get(name, f"{name} does not list it")
-        gpus.append(
-            CalibrationTarget(torch.device("cuda", index), device, others.get(device.id, ()))
-        )
-    return gpus
+        yield CalibrationTarget(torch.device("cuda", index), device, others.get(device.id, ()))
 
 
 def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from ergmeter.bench import tables
 from ergmeter.bench.overview import overview
-from ergmeter.bench.results import entries
+from ergmeter.bench.results import batches, entries
 from ergmeter.bench.tables import as_table
 from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate
@@ -19,6 +21,15 @@ from ergmeter.compare.pairing import CompareOptions, Pairing
 from ergmeter.stats.ratio import Contrast
 from ergmeter.views.bench import report_document
 from ergmeter.views.document import Section, Table
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    with tables.table_writer(path) as add:
+        add(table)
+
+
+def load_table(path: Path) -> pa.Table:
+    return tables.one_table(batches(path))
 
 
 def row(**fields: Any) -> dict[str, Any]:

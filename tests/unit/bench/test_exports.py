@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench import results, tables
+from ergmeter.bench import tables
 from ergmeter.compat import fms
-from tests.unit.bench.rows import row
+from tests.unit.bench.rows import load_table, row, write_table
 
 Erg = Callable[..., tuple[int, str, str]]
 # Fails for the second value, until a file is there.
@@ -69,7 +69,7 @@ def test_a_run_leaves_its_tables_and_another_renews_them(erg: Erg, scenarios: Pa
     # What is written is what a report of the directory says.
     assert erg("bench", "report", out, "--export", scenarios.parent / "again.csv")[0] == 0
     assert (scenarios.parent / "again.csv").read_text() == (out / "results.csv").read_text()
-    assert results.load(out / "results.parquet").equals(results.load(out))
+    assert load_table(out / "results.parquet").equals(load_table(out))
     listed = json.loads(erg("bench", "list", out, "--json")[1])
     assert [(one["status"], one["settings"]["x"]) for one in listed] == [("ok", 1), ("ok", 2)]
     assert [one["path"] for one in listed] == [str(out / "exp_0"), str(out / "exp_1")]
@@ -152,7 +152,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(
 
 def test_what_is_read_is_not_replaced_even_by_force(erg: Erg, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    tables.write(tables.as_table([row(index=3)]), path)
+    write_table(tables.as_table([row(index=3)]), path)
     before = path.read_text()
     code, _, said = erg("bench", "report", path, "--export", path, "--force")
     assert (code, path.read_text()) == (2, before)
@@ -213,7 +213,7 @@ def test_a_cell_that_failed_is_read_back_as_failed_though_it_told_figures(tmp_pa
     ]
     with fms.fms_writer(tmp_path) as add:
         add(tables.as_table(made))
-    found = results.load(tmp_path / "benchmarks.csv").to_pylist()
+    found = load_table(tmp_path / "benchmarks.csv").to_pylist()
     assert [one["status"] for one in found] == ["ok", "diverged", "error"]
     assert [one["computed_tokens_per_s"] for one in found] == [9.0, None, None]
     assert found[2]["per_device_train_batch_size"] == "4"
@@ -227,11 +227,11 @@ def test_cells_that_differ_by_a_setting_of_their_own_are_told_apart(
         row(index=i, group=f"g{i}", scenario="s", settings={"depth": depth, "same": 1})
         for i, depth in enumerate((2, 4))
     ]
-    tables.write(tables.as_table(own), path)
+    write_table(tables.as_table(own), path)
     shown = erg("bench", "report", path)[1].splitlines()
     assert [line.split("  ")[0] for line in shown[5:7]] == ["depth 2", "depth 4"]
     # Where a framework tells them apart it is enough.
     both = [{**one, "framework_config": f} for one, f in zip(own, ("none", "bnb"), strict=True)]
-    tables.write(tables.as_table(both), path)
+    write_table(tables.as_table(both), path)
     shown = erg("bench", "report", path)[1].splitlines()
     assert [line.split("  ")[0] for line in shown[5:7]] == ["none", "bnb"]

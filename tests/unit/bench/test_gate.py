@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import tables
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import Comparison
 from ergmeter.compare.gate import POOLED, Gate, parse_noise, parse_rule
@@ -26,6 +25,7 @@ from tests.unit.bench.rows import (
     noisy,
     repeats,
     row,
+    write_table,
 )
 
 SPEED = "tokens_per_s -3%"
@@ -325,7 +325,7 @@ def test_the_command_exits_by_the_gates_word_and_writes_the_markdown(
 ) -> None:
     new, ref, summary = (tmp_path / n for n in ("new.parquet", "ref.parquet", "summary.md"))
     for path, values in ((new, SLOW), (ref, FAST)):
-        tables.write(as_table(repeats("g", "real_tokens_per_s", values)), path)
+        write_table(as_table(repeats("g", "real_tokens_per_s", values)), path)
     code, out, _ = erg("gate", new, ref, "--rule", SPEED, "--format", "json", "--markdown", summary)
     assert code == 1
     document = json.loads(out)
@@ -486,7 +486,7 @@ def test_the_command_says_which_metric_nothing_has(
     tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
 ) -> None:
     path = tmp_path / "a.parquet"
-    tables.write(as_table(repeats("g", "loss", [1.0, 1.0])), path)
+    write_table(as_table(repeats("g", "loss", [1.0, 1.0])), path)
     code, out, said = erg("gate", path, path, "--rule", "mfu -3%", "--format", "json")
     assert code == 2
     assert json.loads(out)["exit_code"] == 2

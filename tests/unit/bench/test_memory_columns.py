@@ -15,6 +15,7 @@ from ergmeter.bench.results import SAVED
 from ergmeter.bench.tables import MEMORY, STAGES
 from ergmeter.records import Device, Sample
 from tests.runs import add_writer, even_steps, make_run
+from tests.unit.bench.rows import load_table
 from tests.unit.bench.test_memory import GUIDE
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -179,7 +180,7 @@ def test_an_export_has_the_lists_and_both_sums(erg: Erg, tmp_path: Path) -> None
     for name in ("all.csv", "all.parquet"):
         code, _, err = erg("bench", "report", path.parent, "--export", tmp_path / name)
         assert code == 0, err
-        (found,) = results.load(tmp_path / name).to_pylist()
+        (found,) = load_table(tmp_path / name).to_pylist()
         assert found["memory_nvidia_devices_bytes"] == [2 * 2**20, 4 * 2**20]
         assert found["memory_nvidia_first_bytes"] == [2**20, 2**20]
         assert found["memory_nvidia_ids"] == "0 1"

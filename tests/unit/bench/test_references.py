@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench import results, tables
+from ergmeter.bench import tables
 from ergmeter.errors import FormatError
+from tests.unit.bench.rows import load_table, write_table
 
 MIB = 2**20
 LATEST = (
@@ -75,11 +76,11 @@ def test_tokens_are_one_devices_and_samples_are_of_all(tmp_path: Path) -> None:
 def test_load_knows_a_reference_from_a_table_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "ref.csv"
     path.write_text(LATEST)
-    found = results.load(path)
-    tables.write(found, tmp_path / "ours.csv")
-    tables.write(found, tmp_path / "ours.parquet")
-    assert results.load(tmp_path / "ours.csv").to_pylist() == found.to_pylist()
-    assert results.load(tmp_path / "ours.parquet").equals(found)
+    found = load_table(path)
+    write_table(found, tmp_path / "ours.csv")
+    write_table(found, tmp_path / "ours.parquet")
+    assert load_table(tmp_path / "ours.csv").to_pylist() == found.to_pylist()
+    assert load_table(tmp_path / "ours.parquet").equals(found)
 
 
 def test_another_table_is_refused_with_what_is_in_it(tmp_path: Path) -> None:

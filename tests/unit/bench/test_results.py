@@ -26,6 +26,7 @@ from ergmeter.views.bench import report_document
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
 from tests.runs import GPU, add_writer, even_steps, make_run
+from tests.unit.bench.rows import load_table, write_table
 
 Erg = Callable[..., tuple[int, str, str]]
 S100 = 100 * 10**9
@@ -346,7 +347,7 @@ def test_cells_that_all_fail_alike_have_their_status_and_are_read_back(tmp_path:
     assert (
         path.read_text().splitlines() == ["framework_config,num_gpus,status"] + ["foak,2,oom"] * 2
     )
-    assert [row["status"] for row in results.load(path).to_pylist()] == ["oom", "oom"]
+    assert [row["status"] for row in load_table(path).to_pylist()] == ["oom", "oom"]
     assert results.CellSource().recognises(path)
 
 
@@ -418,10 +419,10 @@ def test_whole_files_are_not_called_damaged(tmp_path: Path) -> None:
 def test_a_table_of_ours_keeps_its_constants(tmp_path: Path) -> None:
     add_cell(tmp_path, 0, results_=TRAINED)
     found = results.table(tmp_path)
-    tables.write(found, tmp_path / "t.csv")
-    assert results.load(tmp_path / "t.csv").equals(found)
+    write_table(found, tmp_path / "t.csv")
+    assert load_table(tmp_path / "t.csv").equals(found)
     with pytest.raises(UsageError, match=r"\.parquet nor \.csv"):
-        tables.write(found, tmp_path / "t.xlsx")
+        write_table(found, tmp_path / "t.xlsx")
 
 
 @pytest.mark.parametrize(
@@ -437,30 +438,30 @@ def test_a_table_that_was_spoilt_is_refused_with_its_line(
 ) -> None:
     add_cell(tmp_path, 0, results_=TRAINED)
     path = tmp_path / "t.csv"
-    tables.write(results.table(tmp_path).drop_columns(["raw", "settings", "missing"]), path)
+    write_table(results.table(tmp_path).drop_columns(["raw", "settings", "missing"]), path)
     header, row = path.read_bytes().splitlines()
     cells = row.split(b",")
     cells[header.decode().split(",").index(column)] = cell
     path.write_bytes(header + b"\n" + b",".join(cells) + b"\n")
     with pytest.raises(FormatError, match=said):
-        results.load(path)
+        load_table(path)
 
 
 def test_a_cell_of_a_table_may_be_long(tmp_path: Path) -> None:
     add_cell(tmp_path, 0, results_={**TRAINED, "error_messages": ["x" * 200_000]})
     found = results.table(tmp_path)
-    tables.write(found, tmp_path / "t.csv")
-    assert results.load(tmp_path / "t.csv").equals(found)
+    write_table(found, tmp_path / "t.csv")
+    assert load_table(tmp_path / "t.csv").equals(found)
 
 
 def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1, 2]}), path)
     with pytest.raises(FormatError, match="no table of results: it has no columns id and status"):
-        results.load(path)
+        load_table(path)
     pq.write_table(pa.table({"id": ["x"], "status": ["ok"], "num_gpus": ["two"]}), path)
     with pytest.raises(FormatError, match="no Parquet file of results"):
-        results.load(path)
+        load_table(path)
 
 
 def test_a_report_tells_cells_on_one_node_from_those_on_two(tmp_path: Path) -> None:

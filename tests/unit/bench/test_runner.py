@@ -498,8 +498,8 @@ def test_every_round_has_each_cell_once(configurations: int, repeats: int, seed:
         for n in range(configurations)
         for repeat in range(1, repeats + 1)
     ]
-    drawn = driver.order(cells, seed=seed)
-    assert drawn == driver.order(reversed(cells), seed=seed)
+    drawn = list(driver.order(cells, seed=seed))
+    assert drawn == list(driver.order(reversed(cells), seed=seed))
     for number in range(repeats):
         part = drawn[number * configurations : (number + 1) * configurations]
         assert {one.repeat for one in part} == {number + 1}

@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ergmeter.bench import tables
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import compare
@@ -27,7 +26,7 @@ from ergmeter.records import Mark, Reading, Step
 from ergmeter.stats.intervals import quantile
 from ergmeter.stats.ratio import benjamini_hochberg, holm
 from tests.runs import add_writer, make_run
-from tests.unit.bench.rows import repeats, row
+from tests.unit.bench.rows import repeats, row, write_table
 
 Erg = Callable[..., tuple[int, str, str]]
 SPEED = "tokens_per_s -3%"
@@ -149,7 +148,7 @@ def test_two_tables_and_a_run_against_a_cell(tmp_path: Path, erg: Erg) -> None:
     paths = [tmp_path / "new.parquet", tmp_path / "ref.csv"]
     for path, factor in zip(paths, (0.9, 1.0), strict=True):
         rows = repeats("g", "real_tokens_per_s", [factor * x for x in (1000.0, 1004.0, 996.0)])
-        tables.write(as_table(rows), path)
+        write_table(as_table(rows), path)
     assert erg("gate", *paths, "--rule", SPEED)[0] == 1
     cell = Cell(0, "abc", "s", {}, num_gpus=1, repeat=1, command=("x",))
     place = tmp_path / "results" / "exp_0"
@@ -394,7 +393,7 @@ def test_configurations_of_one_name_are_judged_apart(tmp_path: Path, erg: Erg) -
                     real_tokens_per_s=value)
                 for i, value in enumerate(values)
             ]  # fmt: skip
-        tables.write(as_table(rows), path)
+        write_table(as_table(rows), path)
         return path
 
     new = table(tmp_path / "new.csv", 990.0, [96.0, 105.0, 87.0])
@@ -452,8 +451,8 @@ def test_a_reference_that_has_not_run_is_no_pass() -> None:
 )
 def test_a_damaged_row_is_exit_code_4(damage: dict[str, Any], tmp_path: Path, erg: Erg) -> None:
     good = repeats("g", "real_tokens_per_s", [1.0])
-    tables.write(as_table(good), tmp_path / "good.csv")
-    tables.write(as_table([{**good[0], **damage}]), tmp_path / "bad.csv")
+    write_table(as_table(good), tmp_path / "good.csv")
+    write_table(as_table([{**good[0], **damage}]), tmp_path / "bad.csv")
     code, _, said = erg("gate", tmp_path / "bad.csv", tmp_path / "good.csv")
     assert (code, said.count("\n")) == (4, 1), said
 
@@ -529,7 +528,7 @@ def test_noise_is_measured_on_repeats_under_a_path(tmp_path: Path, erg: Erg) -> 
 def test_noise_is_pooled_within_the_configurations_of_a_bench(tmp_path: Path, erg: Erg) -> None:
     rows = repeats("a", "real_tokens_per_s", [100.0, 102.0])
     rows += repeats("b", "real_tokens_per_s", [1000.0, 1010.0, 990.0])
-    tables.write(as_table(rows), tmp_path / "bench.parquet")
+    write_table(as_table(rows), tmp_path / "bench.parquet")
     new, ref = run(tmp_path / "new", step_s=1.1), run(tmp_path / "ref")
     asked = ("gate", new, ref, "--rule", SPEED, "--json", "--noise")
     figure = json.loads(erg(*asked, tmp_path / "bench.parquet")[1])["judgements"][0]["figure"]
@@ -562,7 +561,7 @@ def test_json_has_the_reason_where_nothing_was_judged(tmp_path: Path, erg: Erg) 
     assert said == f"erg gate: {found['problem']}\n"
     for name, window in (("new", "training"), ("ref", "unbroken")):
         row_of = repeats("g", "real_tokens_per_s", [1.0], rates_from="run", window=window)
-        tables.write(as_table(row_of), tmp_path / f"{name}.csv")
+        write_table(as_table(row_of), tmp_path / f"{name}.csv")
     code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv", "--json")
     found = json.loads(out)
     assert (code, found["state"], found["exit_code"]) == (3, "not comparable", 3)
@@ -655,7 +654,7 @@ def test_json_says_that_no_configuration_is_shared(tmp_path: Path, erg: Erg) -> 
 def test_sides_that_are_not_comparable_have_one_text(tmp_path: Path, erg: Erg) -> None:
     for name, window in (("new", "training"), ("ref", "unbroken")):
         row_of = repeats("g", "real_tokens_per_s", [1.0], rates_from="run", window=window)
-        tables.write(as_table(row_of), tmp_path / f"{name}.csv")
+        write_table(as_table(row_of), tmp_path / f"{name}.csv")
     code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv")
     assert code == 3
     assert out.startswith("not comparable (nothing to judge)\n")

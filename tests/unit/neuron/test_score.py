@@ -43,7 +43,8 @@ def test_a_baseline_of_0_leaves_its_factor_at_1() -> None:
 
 def test_factors_multiply_in_the_order_of_the_score() -> None:
     base = Baseline(50.0, 100.0, loss_improvement=1.2, convergence_rate=1.1)
-    found = Score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15).factors()
+    score = Score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15)
+    found = list(score.factors())
     assert [one.product for one in found] == pytest.approx([1.2, 1.8, 2.16, 2.376, 2.7324])
     assert found[0].doublings == pytest.approx(
         2.5849625 - 2.3219281, abs=1e-6

@@ -310,7 +310,7 @@ def test_a_user_is_known_by_any_home(tmp_path: Path, directory: str, user: str) 
 def test_a_name_is_found_in_json_that_writes_its_letters_as_numbers(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"asked by": "Jürgen"}))
     assert "ü" not in (tmp_path / "run.json").read_text()
-    found = module.leaks(tmp_path, {"jürgen": "user-1"})
+    found = list(module.leaks(tmp_path, {"jürgen": "user-1"}))
     assert found == ["run.json still holds 'Jürgen'"]
 
 

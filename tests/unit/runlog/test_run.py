@@ -294,13 +294,12 @@ def test_a_run_on_another_host_is_judged_by_its_files(tmp_path: Path) -> None:
     ],
 )
 def test_keys_on_the_command_line_are_not_stored(given_words: list[str], kept: list[str]) -> None:
-    assert redacted(given_words) == kept
+    assert list(redacted(given_words)) == kept
 
 
 def test_the_header_names_its_format_and_version(tmp_path: Path) -> None:
     header = json.loads((make_run(tmp_path / "run") / fmt.RUN_FILE).read_text())
     assert (header["format"], header["version"]) == ("ergmeter-run", fmt.VERSION)
-    assert fmt.VERSION in fmt.HISTORY
 
 
 def test_what_the_recorder_was_told_holds_against_the_code_inside(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_what_differs_is_told_of_every_group_and_what_is_not_said_is_said() -> N
         run("a", 0, 1.0, None, optimizer="AdamW", seq_len="1024"),
         run("b", 0, 1.0, None, optimizer="SGD", seq_len="1024", kernels="own"),
     )
-    assert differing_facts(found.groups) == (
+    assert tuple(differing_facts(found.groups)) == (
         ("optimizer", ("AdamW", "SGD")),
         ("kernels", ("not said", "own")),
     )

@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -83,15 +83,13 @@ class BenchProgress:
         return (sum(durations_s) / len(durations_s) * self.left + resting_s) / self.at_once
 
 
-def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
+def order(cells: Iterable[Cell], *, seed: int) -> Iterator[Cell]:
     """Round by round (first repeats, second repeats, ...), each round in a random order."""
-    cells_in_order: list[Cell] = []
     by_id = sorted(cells, key=lambda cell: (cell.repeat, cell.id))
     for number, members in groupby(by_id, key=lambda cell: cell.repeat):
         shuffled = list(members)
         random.Random(f"{seed}/{number}").shuffle(shuffled)
-        cells_in_order += shuffled
-    return cells_in_order
+        yield from shuffled
 
 
 def prepare(

@@ -87,17 +87,17 @@ def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Itera
             )
 
 
-def secrets_in_command(words: Iterable[str]) -> list[str]:
+def secrets_in_command(words: Iterable[str]) -> Iterator[str]:
     """What in a command looks like a key: how it begins, and never all of it."""
     text = " ".join(" ".join(words).split())  # a word may be a line for a shell
-    keys = []
     for named, value in _ASSIGNMENT.findall(text):
         name = named[:-1].lstrip("-")
         is_key = _ARGUMENT.search(name) if named.startswith("-") else _is_named(name, value)
         if is_key and not _NOT_SECRET.fullmatch(value):
-            keys.append(f"{named}...")
-    keys += [f"{issued[1] or issued[2]}..." for issued in _ISSUED.finditer(text)]
-    return keys + ["an address with a password"] * bool(_IN_ADDRESS.search(text))
+            yield f"{named}..."
+    yield from (f"{issued[1] or issued[2]}..." for issued in _ISSUED.finditer(text))
+    if _IN_ADDRESS.search(text):
+        yield "an address with a password"
 
 
 def secret_warning(words: Iterable[str], *, scenario: str) -> str:
@@ -115,11 +115,6 @@ def secret_variables(environment: Mapping[str, str], *, scenario: str) -> dict[s
     """A scenario's keys, by the variables in which they are handed on."""
     keys = {name: value for name, value in environment.items() if is_secret(name, value)}
     return {_hidden_variable(scenario, name): value for name, value in keys.items()}
-
-
-def export_secrets(variables: Mapping[str, str]) -> None:
-    """Have the processes that this one starts find them."""
-    os.environ.update(variables)
 
 
 def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:

@@ -263,7 +263,7 @@ def _memory_line(output: ParsedOutput) -> str:
         # An indented line of a traceback is source text: it may just name the exception.
         if not bare.startswith("    ") and _MEMORY.search(bare):
             memory_lines.append(Raised(bare.strip(), rank, number))
-    others = _of_other_causes(tracebacks(lines)) if memory_lines else []
+    others = list(_of_other_causes(tracebacks(lines))) if memory_lines else []
     left = [error for error in memory_lines if not _is_got_over(error, others)]
     left.sort(key=lambda error: error.line_number < len(above))
     return _short(str(left[0])) if left else ""
@@ -281,16 +281,14 @@ def _is_got_over(memory_line: Raised, others: Iterable[Raised]) -> bool:
     )
 
 
-def _of_other_causes(raised: Iterable[Raised]) -> list[Raised]:
+def _of_other_causes(raised: Iterable[Raised]) -> Iterator[Raised]:
     """Tracebacks that lack of memory has no part in, and that are no consequences."""
     is_of_memory: dict[int | None, bool] = {}
-    causes = []
     for error in raised:
         before = error.is_chained and is_of_memory.get(error.rank, False)
         is_of_memory[error.rank] = before or bool(_MEMORY.search(error.line))
         if not is_of_memory[error.rank] and not _CONSEQUENCES.search(error.line):
-            causes.append(error)
-    return causes
+            yield error
 
 
 def _error(output: ParsedOutput) -> str:

@@ -24,7 +24,7 @@ from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
 from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.errors import FormatError
-from ergmeter.runlog.process_group import boot_id, started_s
+from ergmeter.runlog.process_group import boot_id, same_process, started_s
 
 ALIVE, CLAIM = "alive", "claim"
 _PREFIX = "exp_"
@@ -61,13 +61,7 @@ class Process:
         """The process, if it is still there; None on another machine, which can't be asked."""
         if not self.is_here or self.started_s is None:
             return None
-        try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.started_s) < 1.0
-            is_same = is_same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return None
-        return process if is_same else None
+        return same_process(self.pid, self.started_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ class Expansion:
         if not template.takes_all or template.workload == "other":
             named = template.names
             remaining = {name: value for name, value in remaining.items() if name not in named}
-        words = template.command({**_ABSENT, **settings}, scenarios.as_flags(remaining))
+        words = template.command({**_ABSENT, **settings}, list(scenarios.as_flags(remaining)))
         if template.workload == "erg":
             tuning = self.scenario_file.frameworks[str(settings[FRAMEWORK])].tuning
             if (tuning or {}).get("backend") == "unsloth":

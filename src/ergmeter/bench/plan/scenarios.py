@@ -16,7 +16,7 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -180,15 +180,13 @@ def unknown_names(text: str, allowed: Collection[str]) -> list[str]:
     return [name for name in placeholders if f"{{{name}}}" not in AT_START and name not in allowed]
 
 
-def as_flags(arguments: Mapping[str, Any]) -> list[str]:
+def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
     """`--name value` for each, several values after one name; null removes the argument."""
-    words: list[str] = []
     for name, value in arguments.items():
         if value is None:
             continue
-        words.append(f"--{name}")
-        words.extend(map(str, value) if isinstance(value, list) else (str(value),))
-    return words
+        yield f"--{name}"
+        yield from map(str, value) if isinstance(value, list) else (str(value),)
 
 
 _DATA = ("dataset_name", "dataset_split", "formatting", "tokenize", "input_field",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,7 +315,7 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
         raise click.UsageError("--rerun is of cells that have run: give --resume too")
     query = smi_query(options)  # what is wrong with it is said before anything is made
     plan = planned(options)
-    launching.export_secrets(plan.keys)
+    os.environ.update(plan.keys)  # for the processes that it starts
     out: Path = options["out"]
     earlier = {name: options[name] for name in ("resume", "move_aside")}
     is_old = results_directory.is_resumed(out, **earlier)  # before anything starts

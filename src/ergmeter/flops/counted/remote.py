@@ -18,7 +18,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -174,7 +174,7 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
         tokens_per_step=record.tokens,
         samples_per_step=record.samples,
         assumptions=(_COUNTED, *_pair_notes(trained), *_count_notes(record, trained)),
-        other_work=_other_work(record, others, model and forward / model, model, scale=1.0),
+        other_work=tuple(_other_work(record, others, model and forward / model, model, scale=1.0)),
         not_counted=_not_counted(record, trained),
     )
 
@@ -217,15 +217,14 @@ def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _
         model_per_step=model,
         hardware_per_step=hardware,
         assumptions=(*analytic.assumptions, *_count_notes(record, trained)),
-        other_work=_other_work(record, others, 1 / 3, model / scale, scale=scale),
+        other_work=tuple(_other_work(record, others, 1 / 3, model / scale, scale=scale)),
         not_counted=_not_counted(record, trained),
     )
 
 
 def _other_work(
     record: StepRecord, others: _Counted, forward_frac: float, model: float, *, scale: float
-) -> tuple[WorkPart, ...]:
-    parts = []
+) -> Iterator[WorkPart]:
     if others:
         names = ", ".join(dict.fromkeys(call.module for call, _ in others))
         failed = [f"{call.module}: {flops.error}" for call, flops in others if flops.error]
@@ -233,14 +232,13 @@ def _other_work(
             c.times * (flops.forward + flops.backward + flops.recomputed) for c, flops in others
         )
         note = f"{names}; not counted: {failed[0]}" if failed else names
-        parts.append(WorkPart(OTHER, None if failed else total * scale, note))
+        yield WorkPart(OTHER, None if failed else total * scale, note)
     if record.generated:
         names, positions = ", ".join(record.generated), sum(record.generated.values())
         note = f"{names}: {positions:,} positions with a cache, each as in a forward pass"
         per_position = forward_frac * model / record.tokens if record.tokens else None
         flops = None if per_position is None else positions * per_position * scale
-        parts.append(WorkPart(GENERATION, flops, note))
-    return tuple(parts)
+        yield WorkPart(GENERATION, flops, note)
 
 
 def _count_notes(record: StepRecord, trained: _Counted) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ergmeter.flops.graph.graph import Attention, Linear, gradients, trained_nod
 from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
     from ergmeter.flops.work import TrainedParts
@@ -285,7 +285,7 @@ def _spread(parallel: Parallel) -> str:
     return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {sharding[parallel.zero]}"
 
 
-def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
+def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> Iterator[str]:
     """The choices that an estimate rests on, a line for each."""
     numbers = setup.precision
     kernels, parallel = setup.kernels, setup.parallel
@@ -302,7 +302,7 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
         "fused": "a loss fused with the head, which never has the logits whole",
     }
     master = "a master copy of 4 B" if numbers.master else "no master copy"
-    lines = [
+    yield from [
         f"{setup.dtype}: weights {numbers.weight} B, products in {numbers.compute} B, {master}",
         f"optimizer {setup.optimizer}: {OPTIMIZERS[setup.optimizer].says}",
         _spread(parallel),
@@ -316,31 +316,28 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     ]
     if how.lora is not None:
         dropout = "with" if kernels.has_adapter_dropout else "without"
-        lines.append(f"adapters of {kernels.adapter_bytes} B a number, {dropout} dropout")
+        yield f"adapters of {kernels.adapter_bytes} B a number, {dropout} dropout"
     if setup.quantize is not None:
-        lines.append(
+        yield (
             f"{setup.quantize} on matrices; embedding, head, norms, routers and experts held as one"
             " tensor, as transformers 5 has them, are not quantised"
         )
     if setup.workspace_bytes:
-        lines.append(f"{scaled(setup.workspace_bytes, 'B')} of workspace for matrix products")
+        yield f"{scaled(setup.workspace_bytes, 'B')} of workspace for matrix products"
     if parallel.tensor > 1:
-        lines.append(
-            "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
-        )
+        yield "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
     keys = {each.kv_heads for each in attentions if each.kv_heads % parallel.tensor}
     if keys:
-        lines.append(
+        yield (
             f"keys and values have {min(keys)} heads for {parallel.tensor} tensor-parallel devices:"
             " counted as if split, where frameworks copy them; a little low"
         )
     if parallel.pipeline > 1:
-        lines.append("a pipeline of even stages, one forward and one backward in turn (1F1B)")
+        yield "a pipeline of even stages, one forward and one backward in turn (1F1B)"
     if parallel.zero >= 2 and parallel.sharded(2) > 1:
-        lines.append("gradients are whole from their layer's way back until the next layer's")
+        yield "gradients are whole from their layer's way back until the next layer's"
     if parallel.zero == 3:
-        lines.append("two layers, and what is in no layer, are gathered at a time")
-    return lines
+        yield "two layers, and what is in no layer, are gathered at a time"
 
 
 # Weights, gradients and optimizer states on one device, node by node.

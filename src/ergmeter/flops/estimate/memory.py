@@ -17,6 +17,7 @@ count of tensors does not have them either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ergmeter.errors import UsageError
@@ -33,7 +34,7 @@ from ergmeter.flops.estimate.arrangement import (
 from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, Saved, SavedTensors
 from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
 from ergmeter.flops.work import TrainedParts, trained_graph
-from ergmeter.units import scaled
+from ergmeter.units import listed_by, scaled
 
 KINDS = (
     "weights",
@@ -230,10 +231,7 @@ class _Layout:
         output: _Output,
     ) -> tuple[MemoryMoment, ...]:
         """The moment between the passes, and the largest of the backward pass below the loss."""
-        by_layer: dict[str, list[Node]] = {}
-        for node in nodes:
-            if node.layer is not None:
-                by_layer.setdefault(node.layer, []).append(node)
+        by_layer = listed_by((node.layer, node) for node in nodes if node.layer is not None)
         states = {**states, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
         saved = self._saved_bytes(nodes, by_layer)
         under_way = min(self.setup.parallel.pipeline - stage, self.setup.micro_batches)
@@ -400,7 +398,7 @@ class _Layout:
         lines = assumptions(self.setup, self.how, self.graph)
         return (*self.graph.assumptions, *lines, *self._alternatives(nodes))
 
-    def _alternatives(self, nodes: list[Node]) -> list[str]:
+    def _alternatives(self, nodes: list[Node]) -> Iterator[str]:
         """Choices of the program that no configuration has, with the bytes of the alternative."""
         logits = scaled(self._output(nodes).total, "B")
         output = {
@@ -410,15 +408,14 @@ class _Layout:
             "until-next": f"the model's output, {logits}, is held until the next forward pass"
             " replaces it, as `output = model(...)` in a loop does",
         }
-        lines = [output[self.setup.output]]
+        yield output[self.setup.output]
         if self.setup.optimizer == "adamw-fused":
             foreach = replace(self.setup, optimizer="adamw")
             more = ParameterMemory(self.graph, self.trainable, foreach).scratch(nodes)
-            lines.append(
+            yield (
                 f"torch's own default on CUDA, foreach AdamW, takes {scaled(more, 'B')} more in the"
                 " optimizer's step: --optimizer adamw"
             )
-        return lines
 
 
 def _moment(name: str, states: dict[str, float], now: dict[str, float]) -> MemoryMoment:

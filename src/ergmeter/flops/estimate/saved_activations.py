@@ -33,6 +33,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.arrangement import FP32, ParameterMemory
 from ergmeter.flops.graph.graph import Attention, Convolution, Fold, Graph, Linear, Node, Scan
+from ergmeter.units import listed_by
 
 # What autograd saves by how a family's code is written.
 #
@@ -582,9 +583,7 @@ class LayerBackward:
         `arriving`: bytes of gradients that are there at the start, by node. `flowing`: bytes of the
         residual stream's gradient, there all along.
         """
-        self.alive: dict[str, list[Saved]] = {}
-        for each in saved:
-            self.alive.setdefault(each.node, []).append(each)
+        self.alive = listed_by((each.node, each) for each in saved)
         self.gradients = dict(arriving)  # of results inside the layer
         self.inside = {node.name for node in nodes if node.part != "residual"}
         self.flowing, self.weight_gradients = flowing, 0.0

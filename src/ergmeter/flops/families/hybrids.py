@@ -7,7 +7,7 @@ those with one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, repeat
 from typing import Any
@@ -462,7 +462,7 @@ def gemma3n(c: ModelConfig) -> Decoder:
     kinds = layer_kinds(c, count, every_nth_full(5))
     first = count - c.integer("num_kv_shared_layers", at_least=0)
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    attentions = _sharing([attention] * count, kinds, first, c)
+    attentions = list(_sharing([attention] * count, kinds, first, c))
     sizes = each_layer(c, "intermediate_size", count)
     rank, streams = c.integer("laurel_rank"), c.integer("altup_num_inputs")
     beside = (Piece("laurel.linear_left", hidden, rank), Piece("laurel.linear_right", rank, hidden))
@@ -486,7 +486,7 @@ def gemma4(c: ModelConfig) -> Decoder:
     kinds[-1] = "full_attention"  # as transformers forces it to be
     shared = c.integer("num_kv_shared_layers", at_least=0)
     first = count - shared
-    attentions = _sharing(_heads_of_gemma4(c, kinds), kinds, first, c)
+    attentions = list(_sharing(_heads_of_gemma4(c, kinds), kinds, first, c))
     size = c.integer("intermediate_size")
     widens = c.flag("use_double_wide_mlp", default=False) and shared and first > 0
     extra = 3 * hidden if c.flag("enable_moe_block", default=False) else 0
@@ -560,10 +560,9 @@ def _feed_of_gemma4(c: ModelConfig, size: int) -> Mlp | Experts:
 
 def _sharing(
     attentions: Sequence[AttentionLayer], kinds: Sequence[str], first: int, c: ModelConfig
-) -> list[AttentionLayer]:
+) -> Iterator[AttentionLayer]:
     """Norms and windows; from `first` on layers use the keys of the last of their kind before."""
     windows = windows_of(kinds, c.integer("sliding_window"))
-    result = []
     for number, each in enumerate(attentions):
         source = None
         if number >= first:
@@ -575,8 +574,7 @@ def _sharing(
                 )
             source = alike[-1]
         norms = each.head_dim * (2 if source is None else 1)
-        result.append(replace(each, window=windows[number], norm_params=norms, keys_of=source))
-    return result
+        yield replace(each, window=windows[number], norm_params=norms, keys_of=source)
 
 
 def _with_inputs(c: ModelConfig, base: Decoder, *, streams: int = 1) -> Decoder:

@@ -155,7 +155,7 @@ def decide_mode(
         return None
     if len(values) < 2:
         return "step"
-    growth = _growth_per_step(numbers, values)
+    growth = list(_growth_per_step(numbers, values))
     even = len(values) >= 3 and max(growth) - min(growth) <= 1e-9 * max(growth)
     by_line = (values[-1] - values[0]) / (len(values) - 1)
     comparable = by_line >= values[0] / 2 or _from_zero(numbers[0], values[0], growth)
@@ -206,13 +206,11 @@ class Total:
         return before if soon or value > 2 * usual else None
 
 
-def _growth_per_step(numbers: Sequence[int | None], values: Sequence[int]) -> list[float]:
-    growth = []
+def _growth_per_step(numbers: Sequence[int | None], values: Sequence[int]) -> Iterator[float]:
     for i in range(1, len(values)):
         before, after = numbers[i - 1], numbers[i]
         steps = after - before if before is not None and after is not None else 1
-        growth.append((values[i] - values[i - 1]) / max(1, steps))
-    return growth
+        yield (values[i] - values[i - 1]) / max(1, steps)
 
 
 def mode_note(name: str, mode: Mode, values: Sequence[int]) -> str:

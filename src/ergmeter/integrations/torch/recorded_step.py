@@ -15,6 +15,7 @@ from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape,
 from ergmeter.flops.counted.remote import MODEL, OTHER, RecordedCall, StepRecord
 from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.flops.live import dtype_of, model_work
+from ergmeter.units import listed_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,9 +80,7 @@ def recorded_step(
             positions = _positions(primary, amounts)
             trained = [call for call in trained if call.module is not modules[0]]
     calls = [(call, MODEL) for call in trained] + [(call, OTHER) for call in others]
-    groups: dict[int, list[tuple[ModuleCall, str]]] = {}
-    for call, part in calls:
-        groups.setdefault(id(call.module), []).append((call, part))
+    groups = listed_by((id(call.module), (call, part)) for call, part in calls)
     outside = step.outside
     lost = (f"{name} x {times}" for name, times in (outside.unknown + step.not_recorded).items())
     counts = sizes(parameters) if parameters else None

@@ -12,6 +12,7 @@ differs from the run's (a power limit, a driver).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from ergmeter.errors import FormatError, NotMeasurable
@@ -108,7 +109,7 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
         f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
         f" s{each} ({'; '.join(dict.fromkeys(calibration.text for _, calibration in calibrated))})"
     )
-    caveats = differences(calibrated)
+    caveats = list(differences(calibrated))
     caveats += [f"when calibrated, {remark}" for _, c in calibrated for remark in c.remarks]
     caveats += [
         f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
@@ -147,15 +148,13 @@ def _rate(device: Device, calibration: Calibration, table: str, name: str) -> Ca
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 
 
-def differences(calibrated: list[tuple[Device, Calibration]]) -> list[str]:
+def differences(calibrated: list[tuple[Device, Calibration]]) -> Iterator[str]:
     """Conditions that differ between calibration and run, as texts."""
-    notes = []
     for device, calibration in calibrated:
         for fact, (word, unit) in _HANGS_ON.items():
             then, now = calibration.conditions.get(fact), device.facts.get(fact)
             if then is not None and now is not None and then != now:
-                notes.append(f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}")
-    return notes
+                yield f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}"
 
 
 _NEEDS = ("the FLOPs of a step", "tokens", "a calibration")

@@ -226,7 +226,7 @@ def _no_training_steps(evidence: Evidence) -> str:
 
 def steps_dropped(evidence: Evidence) -> Reading:
     """Training steps that were made and are not in the record, all ranks, whole run."""
-    every = dropped_steps(evidence.run)
+    every = list(dropped_steps(evidence.run))
     if not every and evidence.from_output:
         evidence.work  # noqa: B018  or the reason why there are no steps
         raise NotMeasurable("printed lines do not say whether steps are missing: a Meter does")

@@ -18,10 +18,10 @@ import numpy as np
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.runlog.settings import WORDS, ParallelLayout
-from ergmeter.units import NS_PER_S, duration, number_of
+from ergmeter.units import NS_PER_S, duration, listed_by, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask, Steps
@@ -124,10 +124,7 @@ def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
 
 def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
     """The ranks of each group, by the coordinates that its ranks share."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for rank, coordinate in coordinates(evidence).items():
-        groups.setdefault(_own(coordinate, shared), []).append(rank)
-    return groups
+    return listed_by((_own(at, shared), rank) for rank, at in coordinates(evidence).items())
 
 
 def _own(coordinate: dict[str, int], shared: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -261,9 +258,7 @@ class HostClock:
 
 def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, ...]]:
     """The run on one clock, and how the hosts' clocks compare. `layout`: as it was declared."""
-    hosts: dict[str, list[int]] = {}
-    for number, writer in enumerate(run.writers):
-        hosts.setdefault(writer.clock_of, []).append(number)
+    hosts = listed_by((writer.clock_of, number) for number, writer in enumerate(run.writers))
     if len(hosts) < 2:
         return run, ()
     first, *others = hosts.values()
@@ -284,14 +279,13 @@ def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, 
     return replace(run, writers=writers), tuple(clocks)
 
 
-def clock_notes(clocks: tuple[HostClock, ...]) -> list[str]:
+def clock_notes(clocks: tuple[HostClock, ...]) -> Iterator[str]:
     """Notes about clocks that were wrong, or seem to be."""
-    notes = []
     wrong = [clock for clock in clocks if clock.is_wrong]
     if wrong:
         worst, more = _worst(wrong)
         way = "ahead of" if worst.ahead_s > 0 else "behind"
-        notes.append(
+        yield (
             f"the clock of {worst.host} is {duration(abs(worst.ahead_s))} {way} the first host's,"
             f" by the ends of the steps they made together (± {duration(worst.within_s)}): it and"
             f" its devices{more} were put on one clock by these"
@@ -300,13 +294,12 @@ def clock_notes(clocks: tuple[HostClock, ...]) -> list[str]:
     if unclear:
         worst, more = _worst(unclear)
         way = "later" if worst.ahead_s > 0 else "earlier"
-        notes.append(
+        yield (
             f"steps on {worst.host}{more} end {duration(abs(worst.ahead_s))} {way} than on the"
             f" first host, whose clocks may be {duration(worst.claimed_s)} apart: stages of a"
             " pipeline, steps that are numbered otherwise, or a clock that is wrong; they are left"
             " as they are"
         )
-    return notes
 
 
 def _worst(clocks: list[HostClock]) -> tuple[HostClock, str]:

@@ -24,7 +24,7 @@ import numpy as np
 from ergmeter.records import PHASES, FloatArray
 from ergmeter.runlog.segments import joined_steps
 from ergmeter.stats.intervals import cuts_of, interval_of
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, listed_by
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.window import TrainingWindow
@@ -229,9 +229,7 @@ def read_steps(run: Run, stream: str = "") -> Steps:
         parts.append(part if spool is None else spool.put(part))
     if spool is None:
         return with_lanes(Steps(joined_steps(parts)))
-    lanes: dict[int, list[Mapping[str, Array]]] = {}
-    for part, lane in zip(parts, _lanes_of(map(_span, parts)).tolist(), strict=True):
-        lanes.setdefault(lane, []).append(part)
+    lanes = listed_by(zip(_lanes_of(map(_span, parts)).tolist(), parts, strict=True))
     every = (_lane(number, own) for number, own in sorted(lanes.items()))
     return _spooled((*parts[0], "lane"), every)
 

@@ -12,6 +12,7 @@ runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -151,7 +152,7 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         heat,
         brake,
         None if cores is None else cores.value,
-        _links(evidence, devices),
+        dict(_links(evidence, devices)),
         "derived" if aside else "measured",
         absent,
     )
@@ -239,14 +240,12 @@ def _throttled(evidence: Evidence, devices: list[Device], mask: int) -> float:
     return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
 
 
-def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
+def _links(evidence: Evidence, devices: list[Device]) -> Iterator[tuple[str, float]]:
     """NVLink and PCIe traffic of a device by column, if counters have it."""
-    rates = {}
     for column in _LINKS:
         with suppress(NotMeasurable):
             each = [mean_activity(evidence, column, device, most=math.inf)[0] for device in devices]
-            rates[column] = sum(each) / len(each)
-    return rates
+            yield column, sum(each) / len(each)
 
 
 def peak_clock_hz(evidence: Evidence, devices: list[Device]) -> float:
@@ -282,20 +281,18 @@ _EXPOSED = {
 }
 
 
-def exposed_communication(evidence: Evidence, level: float) -> tuple[LossBlock, ...]:
+def exposed_communication(evidence: Evidence, level: float) -> Iterator[LossBlock]:
     """Exposed communication and copies: their share of profiled time with a kernel x `level`."""
     profiled = or_none(profiles, evidence.run) or []
     at_work_s = sum(float(profile["window_s"]) - float(profile["idle_s"]) for profile in profiled)
     if at_work_s <= 0:
-        return ()
-    blocks = []
+        return
     for key, (part, title) in _EXPOSED.items():
         share = sum(float(profile[f"{part}_s"]) for profile in profiled) / at_work_s
         if share > 0:
             fact = Fact(f"profile.{part}_frac", f"{percent(share)} of profiled time with a kernel")
             why = "as in the profiled steps, of which the others are taken to be like"
-            blocks.append(LossBlock(key, title, share * level, "derived", (fact,), why))
-    return tuple(blocks)
+            yield LossBlock(key, title, share * level, "derived", (fact,), why)
 
 
 TOP, CLOCK, SM, TENSOR, CEILING, HARDWARE = "top", "clock", "sm", "tensor", "ceiling", "hardware"
@@ -361,7 +358,7 @@ def kernel_blocks(
         for upper, lower in pairwise(ladder)
         if upper.share_frac != lower.share_frac
     )
-    exposed = exposed_communication(evidence, level * (activity.clock_ratio or 1.0))
+    exposed = tuple(exposed_communication(evidence, level * (activity.clock_ratio or 1.0)))
     again, reached = _beyond(got, ladder[-1], activity)
     return (*_split_exposed(blocks, exposed), *again), reached
 
@@ -376,7 +373,8 @@ def _ladder(
     # Without FLOPs or tensor core activity a clock above the peak's has no meaning.
     if ratio is not None and (ratio < 1 or got is not None or activity.tensor_frac is not None):
         clock_basis = weakest("derived", activity.basis)
-        rungs.append(Rung(CLOCK, level * scale, clock_basis, _clock_facts(activity)))
+        facts = tuple(_clock_facts(activity))
+        rungs.append(Rung(CLOCK, level * scale, clock_basis, facts))
     for key, share in ((SM, activity.sm_frac), (TENSOR, activity.tensor_frac)):
         if share is not None and share <= level:
             of = "SMs" if key == SM else "cycles"
@@ -440,27 +438,24 @@ def _between(upper: Rung, lower: Rung, activity: DeviceActivity) -> LossBlock:
     return LossBlock(key, title, lost, basis, facts, why)
 
 
-def _traffic_facts(activity: DeviceActivity) -> list[Fact]:
+def _traffic_facts(activity: DeviceActivity) -> Iterator[Fact]:
     """Memory and link traffic as evidence; it does not show that anything waited for it."""
-    facts = []
     if activity.dram_frac is not None:
-        facts.append(activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
-    return facts + [
-        Fact(f"activity.{column}", f"{scaled(rate, 'B/s')} a device")
-        for column, rate in activity.link_bytes_per_s.items()
-        if rate > 0
-    ]
+        yield activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth")
+    for column, rate in activity.link_bytes_per_s.items():
+        if rate > 0:
+            yield Fact(f"activity.{column}", f"{scaled(rate, 'B/s')} a device")
 
 
-def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
+def _clock_facts(activity: DeviceActivity) -> Iterator[Fact]:
     if activity.clock_hz is None or activity.peak_clock_hz is None:
-        return ()
+        return
     text = f"{activity.clock_hz / HZ_PER_MHZ:.0f} MHz, the peak is at"
-    facts = [Fact("utilization.clock_hz", f"{text} {activity.peak_clock_hz / HZ_PER_MHZ:.0f}")]
+    yield Fact("utilization.clock_hz", f"{text} {activity.peak_clock_hz / HZ_PER_MHZ:.0f}")
     if activity.clock_high_hz is not None and activity.clock_high_hz > _HIGHER * activity.clock_hz:
         highest = f"{activity.clock_high_hz / HZ_PER_MHZ:.0f} MHz was seen at most"
-        facts.append(Fact("utilization.clock_hz", highest))
-    facts += [
+        yield Fact("utilization.clock_hz", highest)
+    yield from (
         Fact("utilization.throttled_frac", f"{how} in {100 * share:.0f} % of readings")
         for how, share in (
             ("at the power limit", activity.capped_frac),
@@ -468,8 +463,7 @@ def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
             ("slowed down or braked by the hardware", activity.brake_frac),
         )
         if share
-    ]
-    return tuple(facts)
+    )
 
 
 def _holder(activity: DeviceActivity) -> str:
@@ -487,7 +481,7 @@ def _clock(lost: float, basis: Basis, activity: DeviceActivity) -> LossBlock:
     else:
         title = "clock below the peak's"
         why = _holder(activity)
-    return LossBlock("clock", title, lost, basis, _clock_facts(activity), why)
+    return LossBlock("clock", title, lost, basis, tuple(_clock_facts(activity)), why)
 
 
 def _split_exposed(

@@ -12,7 +12,7 @@ there are divided by shares of the peak and marked derived. All add up to the wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -163,8 +163,8 @@ def _joules(evidence: Evidence, split: TimeSplit | None) -> tuple[Reading, dict[
     energy = run_j(evidence)
     if split is None or evidence.from_output:
         return energy, {}
-    parts = _of_named(evidence, split) | _of_extra(evidence, split) | _of_gaps(evidence, split)
-    parts_j = {name: value for name, value in parts.items() if np.isfinite(value)}
+    parts = [*_of_named(evidence, split), *_of_extra(evidence, split), *_of_gaps(evidence, split)]
+    parts_j = {name: value for name, value in parts if np.isfinite(value)}
     return energy, parts_j if energy.value - sum(parts_j.values()) >= 0 else {}
 
 
@@ -172,9 +172,8 @@ def _is_resolved(split: TimeSplit, part: str) -> bool:
     return split.longest_s.get(part, 0.0) >= _RESOLVED_S
 
 
-def _of_named(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+def _of_named(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
     """Energy of named spans in the window."""
-    parts_j = {}
     first_ns, last_ns = int(split.edges_ns[0]), int(split.edges_ns[-1])
     for phase in NAMED:
         if phase not in split.parts_s or not _is_resolved(split, phase):
@@ -186,44 +185,41 @@ def _of_named(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
         each = energy_of(evidence, starts[inside], ends[inside]).joules
         spans_s = float((ends - starts)[inside].sum()) / NS_PER_S
         # A span within another one of higher precedence counts only for its own part.
-        parts_j[phase] = float(each.sum()) * min(1.0, split.parts_s[phase] / spans_s)
-    return parts_j
+        yield phase, float(each.sum()) * min(1.0, split.parts_s[phase] / spans_s)
 
 
-def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+def _of_gaps(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
     """Energy between steps, if gaps are long and contain no stall."""
     is_extra = any(each.any() for each in split.extra_s.values())
     if "gaps" not in split.parts_s or is_extra or not _is_resolved(split, "gaps"):
-        return {}
+        return
     lane = evidence.counted.longest
     spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
     starts, ends = joined(spans)
     begins, until = evidence.window.clipped(ends[:-1], starts[1:])
-    return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
+    yield "gaps", float(energy_of(evidence, begins, until).joules.sum())
 
 
-def _of_extra(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+def _of_extra(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
     """Energy of slow steps beyond that of median steps."""
     wanted = [n for n in split.extra_s if n in split.parts_s and _is_resolved(split, n)]
     if not wanted:
-        return {}
+        return
     each_j = energy_of(evidence, split.edges_ns[:-1], split.edges_ns[1:]).joules
     if np.isnan(each_j).any():  # readings do not cover all of them: divided by shares instead
-        return {}
+        return
     extra_s: FloatArray = np.sum(list(split.extra_s.values()), axis=0)
     is_plain = (extra_s == 0) & np.isclose(split.left_s, np.diff(split.edges_ns) / NS_PER_S)
     if not is_plain.any():
-        return {}
+        return
     usual_w = float(each_j[is_plain].sum() / split.left_s[is_plain].sum())
     named_s = np.diff(split.edges_ns) / NS_PER_S - split.left_s
-    parts_j = {}
     for name in wanted:
         own = split.extra_s[name]
         rows = (own > 0) & (named_s < 1e-9)
         beyond_j = each_j[rows] - usual_w * (split.left_s - own)[rows]
         if rows.sum() == (own > 0).sum() and float(beyond_j.sum()) > 0:
-            parts_j[name] = float(beyond_j.sum())
-    return parts_j
+            yield name, float(beyond_j.sum())
 
 
 def _with_joules(

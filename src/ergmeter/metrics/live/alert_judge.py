@@ -456,7 +456,7 @@ class Growth:
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """Add samples and judge the stretches that have ended."""
-        edges = self._edges(rows)
+        edges = list(self._edges(rows))
         if self._begin_ns is None:
             return
         new = self._memory(rows, self._begin_ns)
@@ -482,9 +482,8 @@ class Growth:
                         new[device] = (t_ns[later], values[later])
         return new
 
-    def _edges(self, rows: LiveRows) -> list[int]:
+    def _edges(self, rows: LiveRows) -> Iterator[int]:
         """The ends of the stretches that end in these rows."""
-        edges: list[int] = []
         trained = [(s["end_ns"][s["phase"] == TRAIN], w) for w, s in rows.steps.items()]
         for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
             steps = rows.steps[writer]
@@ -500,8 +499,7 @@ class Growth:
             totals = self._steps + np.cumsum(np.nan_to_num(steps["steps"][train], nan=1.0))
             stretch = np.floor(np.append(self._steps, totals) / self._steps_each)
             self._steps = float(totals[-1])
-            edges += ends[np.diff(stretch) > 0].tolist()
-        return edges
+            yield from ends[np.diff(stretch) > 0].tolist()
 
     def _rose(self, device: str, least: float, t_ns: int) -> Iterator[AlertEvent]:
         self.lacks = ""

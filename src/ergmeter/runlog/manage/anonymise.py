@@ -195,7 +195,7 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
             target = part / words.clean(writer.directory.name)
             target.mkdir()
             _write_writer(writer.directory, target, words)
-        left = leaks(part, words.replacements, ours=_vocabulary(opened))
+        left = list(leaks(part, words.replacements, ours=_vocabulary(opened)))
         if left:
             raise FormatError(f"{run} can't be made anonymous: {left[0]}")
         if _rows(opened) != _rows(Run.open(part)):
@@ -203,14 +203,15 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
     return into
 
 
-def leaks(run: Path, secrets: dict[str, str], *, ours: frozenset[str] = frozenset()) -> list[str]:
+def leaks(
+    run: Path, secrets: dict[str, str], *, ours: frozenset[str] = frozenset()
+) -> Iterator[str]:
     """The files in which one of these words still occurs, in bytes or in a table's texts.
 
     One that is a word of `ours`, too, may stand there as that.
     """
     vocabulary = "\n".join(ours)
     leakable = {n for n in secrets if not _is_in(vocabulary, [n])}
-    problems = []
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
         words, texts = sorted(leakable), [str(path.relative_to(run))]
         content = path.read_bytes().decode(errors="replace")
@@ -222,8 +223,7 @@ def leaks(run: Path, secrets: dict[str, str], *, ours: frozenset[str] = frozense
             match = _is_in(content, words)
         match = match or _is_in("\n".join(texts), words)
         if match:
-            problems.append(f"{path.name} still holds {match!r}")
-    return problems
+            yield f"{path.name} still holds {match!r}"
 
 
 def _strings_of(path: Path, content: str) -> list[str]:
@@ -411,13 +411,12 @@ def _renamed(chunk: pa.DictionaryArray, words: SecretWords) -> pa.DictionaryArra
     return pa.DictionaryArray.from_arrays(chunk.indices, pa.array(texts, pa.string()))
 
 
-def _texts_in(table: pa.Table) -> list[str]:
-    texts = [str(table.schema.metadata or {})]
+def _texts_in(table: pa.Table) -> Iterator[str]:
+    yield str(table.schema.metadata or {})
     for name in table.column_names:
         column = table[name]
         if pa.types.is_dictionary(column.type):
-            texts += [str(t) for chunk in column.chunks for t in chunk.dictionary.to_pylist()]
-    return texts
+            yield from (str(t) for chunk in column.chunks for t in chunk.dictionary.to_pylist())
 
 
 def _put(path: Path, text: str, like: Path) -> None:

@@ -142,13 +142,18 @@ class CsvFile:
         self._file.close()
 
     def _check_header(self) -> None:
-        with self._file.path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            there = tuple(next(csv.reader(file), ()))
+        there = header_of(self._file.path)
         if there != self.columns:
             raise UsageError(
                 f"{self._file.path} has other columns: {_difference(there, self.columns)}; "
                 "move it away or choose another path"
             )
+
+
+def header_of(path: Path) -> tuple[str, ...]:
+    """The columns that a CSV file names; none if it is empty."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return tuple(next(csv.reader(file), ()))
 
 
 def _difference(there: tuple[str, ...], wanted: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -116,9 +116,8 @@ def conventions_page() -> str:
 def flops_document(work: Work) -> Document:
     """Return the cost of each part of the model in a step, and the step under each convention."""
     tables = (_parts_table(work), *_conventions_table(work))
-    return Document(
-        title_case(_step(work)), (*_about(work), *tables, *_convention_lines(work)), _data(work)
-    )
+    lines = (Paragraph(line, style="dim") for line in _convention_lines(work))
+    return Document(title_case(_step(work)), (*_about(work), *tables, *lines), _data(work))
 
 
 def mfu_document(work: Work, results: dict[str, Result]) -> Document:
@@ -226,22 +225,20 @@ def _conventions_table(work: Work) -> list[Table]:
 _PER = {"train": "formula, a token", "prefill": "a third of this, a token", "decode": ""}
 
 
-def _convention_lines(work: Work) -> list[Paragraph]:
+def _convention_lines(work: Work) -> Iterator[str]:
     """Return the legend of the conventions, and those that do not cover this step."""
     used = {letter for name in work.flops for letter in CONVENTIONS[name].letters}
-    text_lines = []
     if used:
         words = ", ".join(f"{letter} {LETTERS[letter]}" for letter in LETTERS if letter in used)
-        text_lines.append(f"{words}. `erg conventions NAME` says what each counts.")
+        yield f"{words}. `erg conventions NAME` says what each counts."
     if used and not work.batch.is_grid:
-        text_lines.append("formulas count whole sequences with their padding, not documents")
+        yield "formulas count whole sequences with their padding, not documents"
     elsewhere = work.not_defined
     if work.training.lora is None:  # LoRA conventions are not mentioned without adapters
         elsewhere = {n: why for n, why in elsewhere.items() if not CONVENTIONS[n].is_for_lora}
     for reason, names in grouped((why, name) for name, why in elsewhere.items()).items():
         which = ", ".join(names) if len(work.flops) > 1 else "every other convention"
-        text_lines.append(f"not defined here: {which}: {reason}")
-    return [Paragraph(line, style="dim") for line in text_lines]
+        yield f"not defined here: {which}: {reason}"
 
 
 def _about(work: Work) -> list[Part]:
@@ -407,15 +404,13 @@ def _counted_table(title: str, rows: dict[str, PartFlops]) -> Table:
     return Table(columns_of(title, *passes), tuple(cells))
 
 
-def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
+def _alike(rows: dict[str, PartFlops]) -> Iterator[tuple[str, PartFlops]]:
     """Merge consecutive layers of equal cost into one row."""
-    merged: list[tuple[str, PartFlops]] = []
     for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
         names = [name for name, _ in group]
         last = re.findall(r"\d+", names[-1])
         many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
-        merged.append((many, flops))
-    return merged
+        yield (many, flops)
 
 
 def _form(name: str) -> str:

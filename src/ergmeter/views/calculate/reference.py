@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
@@ -210,23 +210,22 @@ def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
 _METRIC_FIELDS = ("key", "title", "unit", "direction", "upper_bound", "formula", "needs", "kinds")
 
 
-def metric_entry(metric: Metric) -> list[str]:
+def metric_entry(metric: Metric) -> Iterator[str]:
     """Describe one metric."""
     better = {"higher": "higher is better", "lower": "lower is better"}.get(metric.direction, "")
-    lines = [
+    yield from [
         f"{metric.key}  ({metric.title}, in {metric.unit}{'; ' + better if better else ''})",
         f"  formula: {metric.formula}",
         f"  needs:   {', '.join(metric.needs) or 'nothing'}",
     ]
     if metric.upper_bound is not None:
-        lines.append(f"  at most: {metric.upper_bound:g}; above it, {metric.above_bound}")
+        yield f"  at most: {metric.upper_bound:g}; above it, {metric.above_bound}"
     if metric.per_device:
-        lines.append(f"  also for each device of kind {', '.join(metric.kinds)}")
-    lines += [
+        yield f"  also for each device of kind {', '.join(metric.kinds)}"
+    yield from (
         f"  {alias.system} calls it {alias.name} [{alias.unit}]: {alias.definition}"
         for alias in metric.aliases
-    ]
-    return lines
+    )
 
 
 def metrics_document(metrics: Sequence[Metric]) -> Document:

@@ -19,7 +19,7 @@ from ergmeter.views.charts.chart import Chart, Scale, Table, css, rounded, scale
 from ergmeter.views.charts.compare_charts import first_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ergmeter.compare.run_curves import Axis, ComparedCurves, Curve
 
@@ -145,7 +145,7 @@ def course_charts(
     courses: ComparedCurves, groups: Sequence[Group], *, x: Axis | None = None
 ) -> CourseCharts:
     """Return the curve charts of the runs. `x`: the axis to show first, if available."""
-    labels = _labels(courses, groups)
+    labels = list(_labels(courses, groups))
     charts = tuple(_chart(courses, curve, labels, x) for curve in courses.curves)
     there = [axis for axis in AXES if any(axis in chart.axes for chart in charts)]
     choices = tuple((name, _WORDS[name]) for name in (OWN, *there)) if charts else ()
@@ -155,31 +155,27 @@ def course_charts(
     return CourseCharts(charts, choices, x if x in there else OWN, tuple(notes))
 
 
-def _labels(courses: ComparedCurves, groups: Sequence[Group]) -> list[str]:
+def _labels(courses: ComparedCurves, groups: Sequence[Group]) -> Iterator[str]:
     """Label a run by its group, and in a group of several also by its distinct path."""
-    labels = []
     for run in courses.runs:
         group = groups[run.group]
         sources = [entry.source for entry in group.entries if entry.run is not None]
         alone = len(group.entries) == 1
         short = "" if alone else f": {short_paths(sources)[run.repeat]}"
-        labels.append(f"{group.name}{short}")
-    return labels
+        yield f"{group.name}{short}"
 
 
-def _left_out(courses: ComparedCurves) -> list[str]:
-    notes = []
+def _left_out(courses: ComparedCurves) -> Iterator[str]:
     if courses.left_out:
         total = len(courses.runs) + courses.left_out
-        notes.append(
+        yield (
             f"{len(courses.runs)} of {total} runs are drawn:"
             " the first of each group in turn, at most"
             f" {GROUPS} groups, {REPEATS} runs of a group and {LINES} lines."
         )
     if courses.without:
         many = "a run is" if courses.without == 1 else f"{courses.without} runs are"
-        notes.append(f"{many[0].upper()}{many[1:]} not drawn: {NO_DIRECTORY}.")
-    return notes
+        yield f"{many[0].upper()}{many[1:]} not drawn: {NO_DIRECTORY}."
 
 
 def _lacking(courses: ComparedCurves, labels: list[str]) -> list[str]:
@@ -241,7 +237,7 @@ def _chart(courses: ComparedCurves, curve: Curve, labels: list[str], x: Axis | N
         scale.unit,
         vega.framed(description, _HEIGHT_PX, layers),
         _table(lines, scale),
-        _note(courses, curve, lines, labels),
+        "; ".join(_note(courses, curve, lines, labels)),
         legend=tuple((line.label, f"c{line.colour} dash{line.dash}") for line in lines),
         axes=axes,
         axis=own,
@@ -259,17 +255,16 @@ def _own_axis(curve: Curve, lines: Sequence[CurveLine], axes: Mapping[str, Any])
 
 def _note(
     courses: ComparedCurves, curve: Curve, lines: Sequence[CurveLine], labels: list[str]
-) -> str:
-    notes = [_CURVES[curve][2]]
+) -> Iterator[str]:
+    yield _CURVES[curve][2]
     if any(line.course.is_bounded for line in lines):
-        notes.append("lowest and highest of each moment are drawn")
+        yield "lowest and highest of each moment are drawn"
     if curve == "tokens_per_s" and len({line.course.note for line in lines}) > 1:
-        notes.append("not all count the same tokens: the table says which")
-    notes += [
+        yield "not all count the same tokens: the table says which"
+    yield from (
         f"no line of {first_names(names)}: {why}"
         for why, names in _reasons(courses, curve, labels).items()
-    ]
-    return "; ".join(notes)
+    )
 
 
 def _table(lines: Sequence[CurveLine], scale: Scale) -> Table:

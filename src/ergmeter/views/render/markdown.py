@@ -6,26 +6,24 @@ Text from runs and files is escaped: a kernel may be called `<img ...>` or `a|b`
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.units import printable
 from ergmeter.views.document import (
     VERDICTS,
+    Document,
     HeadlinePart,
     Items,
     Note,
     Paragraph,
+    Part,
     Section,
     Table,
+    Weight,
     parts_for,
     printable_lines,
     title_case,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ergmeter.views.document import Document, Part, Weight
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~]")
 # Between letters or digits an underscore is literal; elsewhere it may start emphasis.

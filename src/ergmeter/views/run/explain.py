@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -193,23 +193,21 @@ def _waterfall_layers(rows: vega.Rows, kinds: list[str]) -> list[vega.Layer]:
             tooltip=vega.tooltip(_WATERFALL_HEADS),
             strokeWidth=1,  # the smallest is still a line
         ),
-        bar("stripes", _stripes(rows), color="bg", tooltip=None),
+        bar("stripes", list(_stripes(rows)), color="bg", tooltip=None),
         vega.bar_texts(y, limit=vega.computed("width")),
     ]
 
 
-def _stripes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _stripes(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Return the gaps that stripe a bar of several causes."""
-    stripes = []
     for row in rows:
         if row["kind"] == ONE_BLOCK:
             first, last = (math.ceil(row[edge] / _STRIPE_FRAC) for edge in ("low", "high"))
             lows = (max(row["low"], number * _STRIPE_FRAC) for number in range(first, last))
-            stripes += [
+            yield from (
                 {"at": row["at"], "low": low, "high": min(low + _STRIPE_FRAC / 3, row["high"])}
                 for low in lows
-            ]
-    return stripes
+            )
 
 
 # The document.

@@ -10,7 +10,7 @@ absent metric is grey, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -142,7 +142,7 @@ def document(of: Sources) -> Document:
     return Document(
         f"{'Training efficiency' if _trains(of) else 'Efficiency'}, energy and carbon",
         (
-            Paragraph(_sentences(of)),
+            Paragraph(" ".join(_sentences(of))),
             *_metrics(of),
             *_list("Not measured:", absent),
             Paragraph("How it was obtained:"),
@@ -214,7 +214,7 @@ def _over(summary: Summary) -> str:
     return window_text(summary).partition("; ")[0]
 
 
-def _sentences(of: Sources) -> str:
+def _sentences(of: Sources) -> Iterator[str]:
     """Return citable sentences."""
     clauses = []
     for key in expected_in("model card"):
@@ -229,7 +229,7 @@ def _sentences(of: Sources) -> str:
     how = "read from its log" if of.run.header.get("imported") else "measured"
     what = "training" if _trains(of) else "run"
     first = f"This {what} was {how} with ergmeter {__version__}{hardware}, {_over(of.summary)}"
-    sentences = [f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."]
+    yield f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."
     energy, carbon = (of.all_steps.readings[key] for key in ("energy.run_j", CARBON))
     if isinstance(energy, Reading):
         parts = "steps" if _trains(of) else "requests"
@@ -238,24 +238,22 @@ def _sentences(of: Sources) -> str:
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
             text += f", which is {value_text(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
-        sentences.append(f"{text}; what else the machine drew is not in it.")
-    return " ".join([*sentences, *_ending(of)])
+        yield f"{text}; what else the machine drew is not in it."
+    yield from _ending(of)
 
 
-def _ending(of: Sources) -> list[str]:
+def _ending(of: Sources) -> Iterator[str]:
     """Return how the run ended if not normally, who asked for it, and alerts."""
-    clauses = []
     if of.summary.status not in (FINISHED, IMPORTED):
-        clauses.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
+        yield f"The run did not end as it should, or goes on: {of.summary.status}."
     asked = dict.fromkeys(mark.detail for mark in of.run.marks if mark.name == "stop_asked")
     if asked:
-        clauses.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
+        yield f"It was asked to stop by an alert: {'; '.join(asked)}."
     texts = (alert.text for alert in noted_alerts(of.run, {}))
     others = dict.fromkeys(text for text in texts if text not in asked)
     if others:
         more = "; and more" if len(others) > _ALERTS else ""
-        clauses.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")
-    return clauses
+        yield f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}."
 
 
 def _trains(of: Sources) -> bool:

@@ -7,7 +7,7 @@ unknown value keeps its row with the reason, as far as whole clauses fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from rich.console import Group, RenderableType
@@ -224,23 +224,20 @@ def _ranks(frame: LiveFrame) -> list[Text]:
     return [Text(f"steps by rank, the slowest first: {counts}{more}", "dim")]
 
 
-def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text()]
+def _alerts(frame: LiveFrame, room: int) -> Iterator[RenderableType]:
+    yield Text()
     if not frame.alerts:
-        parts.append(Text(f"no alert ({printable(', '.join(frame.rules))})", "dim"))
+        yield Text(f"no alert ({printable(', '.join(frame.rules))})", "dim")
     left_out = len(frame.alerts) - room
     if left_out > 0:
-        parts.append(Text(f"{left_out} earlier alerts", "dim"))
+        yield Text(f"{left_out} earlier alerts", "dim")
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
         timing = "" if alert.was_told else "  (seen now, not told during the run)"
-        parts.append(
-            Text.assemble((f"{when} ! ", "red"), printable(alert.with_ranks), (timing, "dim"))
-        )
+        yield Text.assemble((f"{when} ! ", "red"), printable(alert.with_ranks), (timing, "dim"))
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:
-        parts.append(Text(f"not judged: {printable('; '.join(unjudged))}", "dim"))
-    return parts
+        yield Text(f"not judged: {printable('; '.join(unjudged))}", "dim")
 
 
 def _clock(frame: LiveFrame, t_ns: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import Device, Reading, value_text
 from ergmeter.runlog.reader import Run
-from ergmeter.units import significant
+from ergmeter.units import listed_by, significant
 from ergmeter.views import bench as bench_report
 from ergmeter.views import compare, documents
 from ergmeter.views.charts import chart
@@ -58,9 +58,7 @@ def matrix(table: pa.Table) -> dict[str, Any]:
     """Return the settings that vary, the metrics, and each configuration."""
     rows = table.drop_columns(["raw"]).to_pylist()
     axes = [name for name in _AXES if len({row[name] for row in rows}) > 1] or ["scenario"]
-    groups: dict[object, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[repeats_of(row)].append(row)
+    groups = listed_by((repeats_of(row), row) for row in rows)
     figures = {
         name: {"title": at.label, "is_lower_better": bench_columns()[name].direction == "lower"}
         for name, at in view_columns("bench matrix").items()

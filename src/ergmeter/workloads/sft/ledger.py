@@ -12,9 +12,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.compare.ledgers import TOKENS, WINDOW_TOKENS, measured_columns, part_columns
 from ergmeter.errors import UsageError
@@ -26,10 +27,6 @@ from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # What stands behind SFT-Play's columns.
 MORE = (
@@ -74,7 +71,7 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
     cells |= {**board_facts(run), **facts}
-    cells["notes"] = _notes(facts, summary)
+    cells["notes"] = "; ".join(_notes(facts, summary))
     cells["run"] = str(run.path)
     return {name: cells.get(name) for name in COLUMNS}
 
@@ -123,30 +120,25 @@ def _append(path: Path, cells: Mapping[str, object]) -> None:
 
 def _columns(path: Path) -> tuple[str, ...]:
     """The columns of a ledger; none if there is no such file, or an empty one."""
-    if not path.is_file():
-        return ()
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        return tuple(next(csv.reader(file), ()))
+    return appended_file.header_of(path) if path.is_file() else ()
 
 
 def _cell(value: object) -> object:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
-def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
+def _notes(facts: Mapping[str, Any], summary: Summary) -> Iterator[str]:
     """LoRA's details, then why cells are empty, separated by semicolons."""
-    notes = []
     if facts.get("lora_r") is not None:
-        notes.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
-    notes += [str(facts["notes"])] if facts.get("notes") else []
+        yield f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}"
+    yield from [str(facts["notes"])] if facts.get("notes") else []
     # One metric's reason stands for all of its kind.
     for key, at in in_view("ledger notes").items():
         name = at.label
         reading = summary.readings[key]
         if isinstance(reading, Reading) and reading.impossible:
-            notes.append(f"{name} is impossible: {reading.impossible.replace(';', ',')}")
+            yield f"{name} is impossible: {reading.impossible.replace(';', ',')}"
         if isinstance(reading, Missing):
             reason = re.split(r" \(|: --", reading.reason)[0]  # all of it is in the run
             reason = reason.replace(";", ",")
-            notes.append(f"no {name}: {' '.join(reason.split())}")
-    return "; ".join(notes)
+            yield f"no {name}: {' '.join(reason.split())}"

@@ -59,20 +59,18 @@ class Truncated:
         return {"input_ids": ids[: self.longest], "labels": labels[: self.longest]}
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         """Notes on what was cut."""
-        lines = []
         if self.documents:
-            lines.append(
+            yield (
                 f"{self.documents} examples were cut to {self.longest} tokens, {self.tokens} tokens"
                 " in all"
             )
         if self.without_answer:
-            lines.append(
+            yield (
                 f"{len(self.without_answer)} examples were left out: nothing of their answer is"
                 f" within {self.longest} tokens (first: {self.without_answer[0]})"
             )
-        return lines
 
 
 class TextEncoder:
@@ -111,9 +109,8 @@ class TextEncoder:
             )
         return documents
 
-    def seq2seq(self, rendered: Sequence[Rendered], cut: Truncated) -> list[Row]:
+    def seq2seq(self, rendered: Sequence[Rendered], cut: Truncated) -> Iterator[Row]:
         """What the encoder reads and what the decoder is to say, each with its end."""
-        rows = []
         for example, parts in zip(rendered, self._parts(rendered), strict=True):
             source: list[int] = list(self.begin)
             answer: list[int] = []
@@ -123,8 +120,7 @@ class TextEncoder:
             cut.documents += any(over)
             cut.tokens += sum(over)
             texts = {"input_ids": source + self.end, "labels": answer + self.end}
-            rows.append({name: ids[: cut.longest] for name, ids in texts.items()})
-        return rows
+            yield {name: ids[: cut.longest] for name, ids in texts.items()}
 
     def texts(self, rendered: Sequence[Rendered]) -> list[list[int]]:
         """Whole documents, all of which is to be learnt."""
@@ -388,7 +384,7 @@ class _Making:
                 raise UsageError(
                     f"{texts[0]} is text without a question, which seq2seq can't learn"
                 )
-            documents = self._encoder.seq2seq(rendered, cut)
+            documents = list(self._encoder.seq2seq(rendered, cut))
         else:
             documents = self._encoder.causal(rendered, [example.where for example in examples], cut)
         self.notes += [of + line for line in cut.lines]
