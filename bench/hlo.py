@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,6 +59,8 @@ class Took(NamedTuple):
 def measured(way: str, paths: Path) -> Took:
     """One run of a way, in a process of its own."""
     kind, processes, environment = WAYS[way]
+    if caches := environment.get("XDG_CACHE_HOME"):  # an older version remembers files here
+        shutil.rmtree(Path(caches) / "ergmeter" / "hlo", ignore_errors=True)
     command = [sys.executable, str(WORKER), kind, str(processes), str(paths)]
     before = time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:
@@ -109,7 +112,10 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path(done.stdout.splitlines()[-1])
     rounds = arguments.rounds or ROUNDS
     if arguments.beside:
-        beside = {"PYTHONPATH": tables.of_version(arguments.beside)["PYTHONPATH"]}
+        beside = {
+            "PYTHONPATH": tables.of_version(arguments.beside)["PYTHONPATH"],
+            "XDG_CACHE_HOME": tempfile.mkdtemp(prefix="caches-"),
+        }
         WAYS["other version, compiled"] = ("ours", 1, beside)
         WAYS["other version, Python only"] = ("ours", 1, {**beside, **UNCOMPILED})
     numbers = {
