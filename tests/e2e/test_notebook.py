@@ -16,6 +16,7 @@ import pytest
 
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
+from ergmeter.units import percent
 from ergmeter.views.reading_text import column_text
 from tests.e2e.conftest import environment, needs, reported
 
@@ -79,6 +80,11 @@ def chart_in(page: str) -> str:
     return base64.b64decode(source).decode()
 
 
+def reading_of(stored: dict[str, Any]) -> Reading:
+    """A reading of the JSON of `erg report`."""
+    return Reading(**{**stored, "impossible": stored["impossible"] or ""})
+
+
 def text_in(markup: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", markup))
 
@@ -92,16 +98,15 @@ def test_the_example_shows_a_card_and_a_chart_with_the_numbers_of_its_run(tmp_pa
     stored = reported(path, "--window", "training")["readings"]
     page = page_of(trained)
     for key in ON_CARD:
-        text = column_text(Reading(**{**stored[key], "impossible": ""}))
+        text = column_text(reading_of(stored[key]))
         assert text in printed(trained), key
         assert text in text_in(page), key
     chart = chart_in(page)
     assert chart.startswith("<svg")
-    assert "where the rest of the peak went" in text_in(chart)
-    mfu = column_text(Reading(**{**stored["utilization.mfu_frac"], "impossible": ""}))
-    assert mfu.split()[0] in text_in(chart)
-    tokens = Reading(**{**stored["throughput.tokens_per_s"], "impossible": ""})
-    assert str(tokens) in text_in(page_of(reading))
+    assert "from the peak to what was achieved" in text_in(chart)
+    mfu = percent(stored["utilization.mfu_frac"]["value"])
+    assert f"the model's FLOPs (MFU) · {mfu}" in text_in(chart)
+    assert str(reading_of(stored["throughput.tokens_per_s"])) in text_in(page_of(reading))
     assert "tokens_computed" in page_of(steps)
     run = Run.open(path)
     assert (run.status, len(run.to_arrow()), set(run.steps()["tokens_computed"])) == (
@@ -241,3 +246,28 @@ def test_without_ipython_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ergmeter.PluginError) as raised:
         ergmeter.load_ipython_extension(None)
     assert str(raised.value) == "%load_ext ergmeter needs IPython: pip install ipykernel"
+
+
+@pytest.mark.frameworks
+def test_a_trainer_is_seen_in_measured_cells_alone(tmp_path: Path) -> None:
+    needs("transformers", "accelerate")
+    source = (ROOT / "examples" / "hf_trainer.py").read_text()
+    begin, _, made = source.rpartition("\nTrainer(")
+    trainer = f"trainer = Trainer({made}".replace(".train()", "")
+    outputs = run_cells(
+        tmp_path,
+        f"import sys; sys.argv = ['x', '4']\n{begin}",
+        trainer,
+        "%%erg --out made_before\ntrainer.train()",
+        f"%%erg --out made_inside\n{trainer}\ntrainer.train()",
+        "trainer.train()",
+        "%%erg --out again\ntrainer.train()",
+        OMP_NUM_THREADS="1",
+    )
+    assert not [output for cell in outputs for output in cell if output["output_type"] == "error"]
+    for name in ("made_before", "made_inside", "again"):
+        steps = Run.open(tmp_path / name).to_pandas()
+        trained = steps[steps["phase"] == "train"]
+        assert trained["tokens_computed"].tolist() == [4 * 256] * 4, name
+    assert trained["loss"].notna().all()
+    assert not (tmp_path / "runs").exists()
