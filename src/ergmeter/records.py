@@ -462,6 +462,10 @@ def result_from_json(stored: object) -> Result:
     return _from_json(Missing, stored) if is_missing else _from_json(Reading, stored)
 
 
+def _views() -> Any:  # noqa: ANN401  a module of a higher layer, loaded when it is needed
+    return importlib.import_module("ergmeter.views.notebook")
+
+
 class Displayed:
     """Prints as the card or table of a terminal; in a notebook as HTML, runs with a chart."""
 
@@ -469,17 +473,13 @@ class Displayed:
 
     def __str__(self) -> str:
         """The text of a terminal, 79 columns wide."""
-        return str(self._views().text(self))
+        return str(_views().text(self))
 
     def _repr_html_(self) -> str:
-        return str(self._views().html(self))
+        return str(_views().html(self))
 
     def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
-
-    @staticmethod
-    def _views() -> Any:  # noqa: ANN401  a module of a higher layer, loaded when it is needed
-        return importlib.import_module("ergmeter.views.notebook")
 
 
 @dataclass(frozen=True, slots=True)

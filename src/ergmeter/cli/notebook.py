@@ -97,7 +97,7 @@ def _command(cell: Any, /, **options: Any) -> tuple[Path, Any]:  # noqa: ANN401 
     counts = FlopCounts(path)
     try:
         error = _run(shell, code)
-        record_hook.leave_cell(path)
+        record_hook.leave_cell()
         if not has_steps(path):
             meter.record(Mark(time.monotonic_ns(), UNRECOGNISED, _NO_STEPS))
         meter.close(failure(error) if error else FINISHED)

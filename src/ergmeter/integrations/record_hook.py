@@ -205,14 +205,13 @@ def enter_cell(names: Iterable[str]) -> None:
         _loop.look_out()
 
 
-def leave_cell(run: Path) -> None:
-    """End what the cell has measured, and watch no loop until the next cell."""
+def leave_cell() -> None:
+    """End what the cell has begun to measure, and watch no loop until the next cell."""
     global _loop
     active_meters.make_way()
     active_meters.end_resting()
     for meter in active_meters.meters():
-        if meter.path == run:
-            meter.close()
+        meter.close()
     if _loop is not None:
         _loop.stop()
         _loop = None
