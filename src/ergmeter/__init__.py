@@ -37,23 +37,17 @@ _HOMES = {
 }
 
 __all__ = [
-    "Budget",
-    "ErgmeterError",
-    "Flops",
-    "FormatError",
-    "Meter",
-    "Missing",
-    "NotMeasurable",
-    "PluginError",
-    "Reading",
-    "Run",
-    "Settings",
-    "Summary",
-    "UsageError",
-    "Window",
-    "__version__",
-    "summarize",
-]
+    "Budget", "ErgmeterError", "Flops", "FormatError", "Meter", "Missing", "NotMeasurable",
+    "PluginError", "Reading", "Run", "Settings", "Summary", "UsageError", "Window",
+    "__version__", "summarize",
+]  # fmt: skip
+
+
+def load_ipython_extension(ipython: object) -> None:
+    """Add `%%erg` to a notebook: `%load_ext ergmeter`."""
+    from ergmeter.cli.notebook import load  # noqa: PLC0415
+
+    load(ipython)
 
 
 def __getattr__(name: str) -> object:

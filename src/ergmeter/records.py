@@ -9,6 +9,7 @@ a metric takes numpy arrays and never loops over samples.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -359,6 +360,11 @@ class Reading:
         between = interval_text(self).removesuffix(f" {self.unit}").replace(" to ", "-")
         return f"{value_text(self)}{f' ({between})' if between else ''}, {self.basis}"
 
+    def _repr_html_(self) -> str:
+        from html import escape  # noqa: PLC0415  only notebooks need it
+
+        return f'<span title="{escape(self.note)}">{escape(str(self))}</span>'
+
 
 def value_text(reading: Reading) -> str:
     """The value in a readable unit, marked if it is impossible."""
@@ -456,8 +462,28 @@ def result_from_json(stored: object) -> Result:
     return _from_json(Missing, stored) if is_missing else _from_json(Reading, stored)
 
 
+def _views() -> Any:  # noqa: ANN401  a module of a higher layer, loaded when it is needed
+    return importlib.import_module("ergmeter.views.notebook")
+
+
+class Displayed:
+    """Prints as the card or table of a terminal; in a notebook as HTML, runs with a chart."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """The text of a terminal, 79 columns wide."""
+        return str(_views().text(self))
+
+    def _repr_html_(self) -> str:
+        return str(_views().html(self))
+
+    def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Displayed):
     """Every metric of the catalogue for one run: for the run, and device by device."""
 
     run: str
@@ -466,6 +492,8 @@ class Summary:
     devices: dict[str, dict[str, Result]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     window: dict[str, Any] = field(default_factory=dict)  # its kind, its warm-up, what was cut
+    # Reads the run again for the card. Not the evidence itself, whose columns fill memory.
+    evidence: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
 
 # How far above its bound a value without an interval may lie: timers and rounding reach 1.0003.

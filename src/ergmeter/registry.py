@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -57,6 +58,14 @@ def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own p
         extra = _extra(points[name])
         cure = f"; pip install 'ergmeter[{extra}]'" if extra else ""
         raise PluginError(f"the {kind} plugin {name!r} does not load: {error}{cure}") from error
+
+
+def library(name: str, what: str, package: str) -> Any:  # noqa: ANN401  a module
+    """An optional library. PluginError with what needs it, and the package to install."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise PluginError(f"{what} needs {name}: pip install {package}") from error
 
 
 def declaring(kind: Kind, **declared: object) -> tuple[str, ...]:

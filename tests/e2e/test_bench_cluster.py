@@ -162,7 +162,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
 def train_steps(lab: Lab, row: dict[str, Any]) -> tuple[Run, list[dict[str, Any]]]:
     """The run of a cell, and its steps."""
     run = Run.open(lab.path / row["path"] / "run")
-    return run, [one for one in run.table("steps").to_pylist() if one["phase"] == "train"]
+    return run, [one for one in run.to_arrow().to_pylist() if one["phase"] == "train"]
 
 
 @pytest.fixture(scope="module")

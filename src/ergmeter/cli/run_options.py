@@ -15,15 +15,14 @@ import click
 from ergmeter.cli.options import COUNT, PATH, repeated, with_default, with_each
 from ergmeter.cli.work_options import OF_A_STEP, STEP, work_of
 from ergmeter.errors import UsageError, closest
-from ergmeter.records import Flops, Summary, dtype_named
+from ergmeter.records import dtype_named
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rich.console import Console
 
-    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.runlog.reader import Run
 
 
@@ -327,19 +326,8 @@ def tell_damage(run: Run) -> int:
 
 def show_run(console: Console, run: Run) -> None:
     """Print the card of a run. Of several trainings in it each has its own."""
+    from ergmeter.metrics.summarize import summaries
     from ergmeter.views.render.terminal import show
     from ergmeter.views.run.card import document
 
     show(document(summaries(run)), console)
-
-
-def summaries(
-    run: Run, settings: Settings | None = None, flops: Sequence[Flops] = ()
-) -> list[tuple[Evidence, Summary]]:
-    """Return the run with its summary, or its trainings where there are several."""
-    from ergmeter.metrics.summarize import evidence_of, summary_of
-
-    count = len(run.trainings)
-    trainings = [run.training(number + 1) for number in range(count)] if count > 1 else [run]
-    evidences = [evidence_of(training, settings, flops=flops) for training in trainings]
-    return [(evidence, summary_of(evidence)) for evidence in evidences]

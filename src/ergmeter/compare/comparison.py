@@ -32,7 +32,7 @@ from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict, absent_verdict, verdict
 from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.catalog import Metric, every_metric, in_view, rule_metric
-from ergmeter.records import Reading
+from ergmeter.records import Displayed, Reading
 from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, holm, mean
 from ergmeter.units import grouped
 
@@ -89,7 +89,7 @@ _UNMATCHED = Pairing((), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Displayed):
     """The groups, their verdicts against the baseline, the front and notes."""
 
     group_by: tuple[str, ...]

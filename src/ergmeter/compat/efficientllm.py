@@ -175,16 +175,10 @@ def _number(name: str, default: float) -> float:
 # -- the collector ---------------------------------------------------------------------------------
 
 __all__ = [
-    "EfficientLLMCollector",
-    "EfficientLLMMetrics",
-    "MetricsCollector",
-    "finalize_efficientllm_metrics",
-    "get_efficientllm_collector",
-    "get_metrics_collector",
-    "initialize_efficientllm_metrics",
-    "model_compression_ratio",
-    "should_log_metrics",
-]
+    "EfficientLLMCollector", "EfficientLLMMetrics", "MetricsCollector",
+    "finalize_efficientllm_metrics", "get_efficientllm_collector", "get_metrics_collector",
+    "initialize_efficientllm_metrics", "model_compression_ratio", "should_log_metrics",
+]  # fmt: skip
 
 # What blocks may cost a training: this share of its time, and a second to begin with. A loop that
 # logs more often than that is shown the figures of a moment ago again.

@@ -24,7 +24,7 @@ from ergmeter.runlog import format as fmt
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
     from ergmeter.integrations.torch.steps import Loop
@@ -48,7 +48,7 @@ class Taps:
     """Passes on values logged to trackers, at a bounded rate."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._last_ns: dict[str, int] = {}
 
     def record(self, values: Mapping[str, Any]) -> None:
@@ -56,16 +56,16 @@ class Taps:
         try:
             numbers = {str(name): _number(value) for name, value in values.items()}
             reported = {name: value for name, value in numbers.items() if value is not None}
-            self._loop.logged(
+            self.loop.logged(
                 {"loss" if name.lower() in _LOSSES else name: v for name, v in reported.items()}
             )
             self._report(reported)
         except Exception as error:  # noqa: BLE001  never break training
-            self._loop.fail(error)
+            self.loop.fail(error)
 
     def _report(self, values: Mapping[str, float]) -> None:
         meters = active_meters.meters()
-        if not meters or self._loop.off:
+        if not meters or self.loop.off:
             return
         now_ns = time.monotonic_ns()
         for name, value in values.items():
@@ -128,7 +128,7 @@ class Taps:
                     if wandb.log == log:
                         wandb.log = run.log
             except Exception as error:  # noqa: BLE001  never break training
-                self._loop.fail(error)
+                self.loop.fail(error)
             return run
 
         return call
@@ -163,12 +163,15 @@ _NEEDED = (
 _loop: Loop | None = None
 _taps: Taps | None = None
 _later: dict[str, ModuleType] = {}
+_attached: set[str] = set()
 
 
 def attach(name: str, module: ModuleType) -> None:
     """Called when this library has just been imported."""
+    _attached.add(name)
     if name == "torch":
-        _watch_loops()
+        if _has_run():
+            _watch_loops()
     elif name == "transformers.trainer":
         _give_callback(module.Trainer, "ergmeter.integrations.huggingface", _add_to_trainer)
         _time_outside(module.Trainer, "evaluate", "eval")
@@ -192,20 +195,38 @@ def announce(name: str) -> None:
         file.write(f"attached\t{name}\n")
 
 
+def enter_cell(names: Iterable[str]) -> None:
+    """Watch a notebook's cell: the libraries of these names that are loaded, and later ones."""
+    for name in names:
+        if name in sys.modules and (name == "torch" or name not in _attached):
+            with suppress(Exception):  # without its steps the cell runs all the same
+                attach(name, sys.modules[name])
+    if _loop is not None:
+        _loop.look_out()
+
+
+def leave_cell() -> None:
+    """End what the cell has begun to measure, and watch no loop until the next cell."""
+    global _loop
+    active_meters.make_way()
+    active_meters.end_resting()
+    for meter in active_meters.meters():
+        meter.close()
+    if _loop is not None:
+        _loop.stop()
+        _loop = None
+
+
 def _watch_loops() -> None:
     global _loop, _taps
-    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
-
-    from ergmeter.integrations.torch import patches  # noqa: PLC0415
     from ergmeter.integrations.torch.steps import Loop  # noqa: PLC0415
 
     _loop = Loop(_training, is_recorded_elsewhere=active_meters.is_training, on_made=_get_ready)
-    _taps = Taps(_loop)
-    for name, module in _later.items():
-        _taps.tap(name, module)
-    patches.patch_torch()
-    patches.loops.append(_loop)
-    register_optimizer_step_post_hook(_loop.stepped)
+    _taps = _taps or Taps(_loop)
+    _taps.loop = _loop
+    while _later:
+        _taps.tap(*_later.popitem())
+    _loop.start()
 
 
 def _training() -> Training | None:

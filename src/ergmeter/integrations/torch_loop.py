@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.torch import patches
@@ -35,7 +34,6 @@ class Watched(LastRun):
 
     _loop: Loop
     _training: Training
-    _handle: Any  # of torch's post-hook
     _is_closed: bool = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
@@ -58,9 +56,6 @@ class Watched(LastRun):
         """Stop watching, and close the run."""
         self._is_closed = True
         self._meter = self._training.meter or self._meter
-        self._handle.remove()
-        if self._loop in patches.loops:
-            patches.loops.remove(self._loop)
         self._loop.stop()
 
     def summary(self) -> Summary:
@@ -86,20 +81,14 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched: 
         raise UsageError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
     steps = _stepping(optimizer)
     training = Training(**options)
-    for other in patches.loops:  # the hook of `erg record`, or a loop that is over
+    for other in tuple(patches.loops):  # the hook of `erg record`, or a loop that is over
         other.stop()
-    patches.loops.clear()
     trainings = [training]
     loop = Loop(lambda: trainings.pop() if trainings else None, root=model)
-    patches.patch_torch()
-    patches.loops.append(loop)
-    if steps is None:
-        handle = register_optimizer_step_post_hook(loop.stepped)
-    else:
-        handle = steps.register_step_post_hook(loop.stepped)
+    loop.start(*([] if steps is None else [steps.register_step_post_hook]))
     if steps is not None and model is None:
         loop.optimizer_made(steps)
-    return Watched(loop, training, handle)
+    return Watched(loop, training)
 
 
 def _stepping(optimizer: Any) -> Any:  # noqa: ANN401

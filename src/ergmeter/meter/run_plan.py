@@ -218,6 +218,8 @@ class RunPlan:
             return self._share(self.around.run, self._opened(names, path=self.around.run))
         named = os.environ.get(fmt.RUN_VARIABLE) if self.out is None else None
         if not named:
+            if only_joins and self.out is None:  # of a Trainer that a cell made which is over
+                raise UsageError("there is no run to join")
             return self._own()
         try:
             return self._joined(Path(named))

@@ -311,7 +311,18 @@ def summary_of(evidence: Evidence) -> Summary:
     run, keys = evidence.run, dict.fromkeys((*catalogue(), *analysed(evidence)))
     readings = readings_of(evidence, keys)
     remarks = notes(evidence, readings)
-    return Summary(run.name, run.status, readings, devices, remarks, evidence.window_facts())
+    window = evidence.window_facts()
+    return Summary(run.name, run.status, readings, devices, remarks, window, evidence.again)
+
+
+def summaries(
+    run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
+) -> list[tuple[Evidence, Summary]]:
+    """The run with its summary, or its trainings where there are several."""
+    count = len(run.trainings)
+    trainings = [run.training(number + 1) for number in range(count)] if count > 1 else [run]
+    evidences = [evidence_of(training, overrides, flops=flops) for training in trainings]
+    return [(evidence, summary_of(evidence)) for evidence in evidences]
 
 
 def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:

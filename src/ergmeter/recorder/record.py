@@ -282,7 +282,7 @@ def record(request: RecordRequest) -> Recording:
     peak = MemoryPeak()
     options = {**request.probe_options, "process": {"peak_bytes": peak}}
     meter = Meter(name=name, probe_options=options, **request.meter)
-    run, environment = _new_run(request, name)
+    run, environment = new_run(request, name)
 
     channels = open_channels(pty=request.pty)
     copy_window_size(channels)
@@ -319,7 +319,7 @@ def record(request: RecordRequest) -> Recording:
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
-    if measured and not reader.steps and not _has_steps(run):
+    if measured and not reader.steps and not has_steps(run):
         why = hook.why_no_steps(run) if request.hook else ""
         failed = _ended(code).replace("killed", "was killed") if code else ""
         if (nothing := unrecognised(reader, why, failed)) is not None:
@@ -335,7 +335,7 @@ def record(request: RecordRequest) -> Recording:
     return Recording(code if code >= 0 else 128 - code, run)
 
 
-def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
+def new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
     """The run's directory, and the environment in which the command finds it."""
     path = _of_this_task(request.out) or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
@@ -380,7 +380,7 @@ def _started(meter: Meter) -> bool:
     return True
 
 
-def _has_steps(run: Path) -> bool:
+def has_steps(run: Path) -> bool:
     """True if a Meter inside the command has joined the run and records steps."""
     return any(run.glob("*/steps-[0-9]*"))
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Result, Window
+from ergmeter.records import COLUMN_KINDS, Device, Displayed, Flops, Mark, Reported, Result, Window
+from ergmeter.registry import library
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
 from ergmeter.runlog.process_group import is_alive, is_fresh
@@ -52,7 +53,7 @@ IMPORTED = "imported"  # from a log, whole
 
 
 @dataclass
-class Run:
+class Run(Displayed):
     """A run directory, opened for reading. Columns are loaded when they are asked for."""
 
     path: Path
@@ -316,16 +317,30 @@ class Run:
                 records += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
         return sorted(records, key=lambda reported: reported.t_ns)
 
-    def table(self, table: str) -> pa.Table:
-        """A table over all writers for export, with columns of the writer and the wall clock."""
-        if table == "marks":
+    def to_arrow(self, of: str = "steps") -> pa.Table:
+        """A table over all writers, with columns of the writer and the wall clock.
+
+        `of`: steps, samples, reported or marks. docs/run-format.md lists the columns.
+        """
+        if of not in COLUMN_KINDS:
+            raise UsageError(f"no table {of!r}; there are {', '.join(COLUMN_KINDS)}")
+        if of == "marks":
             return self._marks_table()
         parts = [
             for_export(segment, writer, self.wall_zero_ns)
             for writer in self.writers
-            for segment in self._segments(writer, table)
+            for segment in self._segments(writer, of)
         ]
         return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
+
+    def to_pandas(self, of: str = "steps") -> Any:  # noqa: ANN401  a pandas.DataFrame
+        """The table of `to_arrow` as a pandas DataFrame."""
+        library("pandas", "to_pandas", "pandas")
+        return self.to_arrow(of).to_pandas()
+
+    def to_polars(self, of: str = "steps") -> Any:  # noqa: ANN401  a polars.DataFrame
+        """The table of `to_arrow` as a polars DataFrame."""
+        return library("polars", "to_polars", "polars").from_arrow(self.to_arrow(of))
 
     def count(self, table: str) -> int:
         """The number of readable rows of a table."""

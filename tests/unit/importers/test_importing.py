@@ -85,7 +85,7 @@ def test_a_trainers_output_without_times_is_timed_by_its_bar(tmp_path: Path) -> 
 def test_the_wall_clock_of_the_run_is_the_logs(tmp_path: Path) -> None:
     log = log_of(tmp_path, *[titan(n, 3600 + n) for n in range(1, 5)])
     (run,) = import_log(ImportRequest(log, tmp_path / "run")).runs
-    times = Run.open(run.path).table("steps")["time"].to_pylist()
+    times = Run.open(run.path).to_arrow()["time"].to_pylist()
     assert times[0] == datetime(2025, 6, 16, 1, 0, 1, tzinfo=timezone.utc)
 
 

@@ -86,7 +86,7 @@ def _last_losses(run: Run) -> list[float]:
     transformers leaves losses that are nan out of the mean it logs, and so logs 0 where all are;
     the norm of the gradient it logs as it is.
     """
-    steps = run.table("steps")
+    steps = run.to_arrow()
     names = [name for name in ("writer", "loss", "grad_norm") if name in steps.column_names]
     last: dict[str, float] = {}
     for batch in steps.select(names).to_batches(max_chunksize=_ROWS):

@@ -14,7 +14,6 @@ import csv
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,8 +22,10 @@ from typing import Any, TypeAlias
 
 from ergmeter.atomic_write import replacing
 from ergmeter.bench.plan.cells import BenchPlan
-from ergmeter.errors import FormatError, PluginError, UsageError
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.registry import library
 
+_library = functools.partial(library, package="'ergmeter[train]'")
 Example: TypeAlias = Mapping[str, Any]
 
 ALPACA = "yahma/alpaca-cleaned"  # what the original loads where nothing is said
@@ -47,8 +48,8 @@ def loaded(name: str, *, split: str, options: Mapping[str, Any]) -> Iterable[Exa
         return _sliced(_local(path), split)
     if path.suffix in (".json", ".jsonl", ".csv") or name.startswith((".", "/", "~")):
         raise UsageError(f"no data at {path}")
-    library = _library("datasets", "data on the hub")
-    examples: Iterable[Example] = library.load_dataset(name, split=split, **options)
+    datasets = _library("datasets", "data on the hub")
+    examples: Iterable[Example] = datasets.load_dataset(name, split=split, **options)
     return examples
 
 
@@ -73,13 +74,6 @@ def _sliced(rows: list[Example], split: str) -> list[Example]:
     if match is None:
         raise UsageError(f"dataset_split {split!r} is none; write such as train[:2000]")
     return rows[int(match[2] or 0) : int(match[3]) if match[3] else None]
-
-
-def _library(name: str, what: str) -> Any:  # noqa: ANN401  a module
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise PluginError(f"{what} needs {name}: pip install 'ergmeter[train]'") from error
 
 
 def load_tokenizer(model: str) -> Any:  # noqa: ANN401  of transformers

@@ -88,15 +88,9 @@ def _count(model: str, options: dict[str, Any], forms: Forms) -> None:
             full = training.checkpointing == "full"
             adapted = adapted_model(config, training.lora, is_checkpointed=full)
     except ImportError as error:
-        if error.name == "peft":
-            raise PluginError(
-                f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
-                " analytic engine"
-            ) from error
-        raise PluginError(
-            f"the counted engine needs torch and transformers ({error}): pip install torch"
-            " transformers"
-        ) from error
+        packages = "peft" if error.name == "peft" else "torch transformers"
+        cure = f"pip install {packages}, or use the analytic engine"
+        raise PluginError(f"the counted engine does not load ({error}): {cure}") from error
     counted = count_step(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import Forms, GroupedCommand, flag, repeated, with_forms
-from ergmeter.cli.run_options import summaries, with_run_and_settings
+from ergmeter.cli.run_options import with_run_and_settings
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
@@ -71,13 +71,13 @@ def _show(
     show_all: bool,
 ) -> None:
     """Show the report. One whose page alone was asked for is not printed as well."""
-    from ergmeter.metrics.summarize import evidence_of, summary_of
+    from ergmeter.metrics.summarize import evidence_of, summaries, summary_of
     from ergmeter.views.documents import report
     from ergmeter.views.run.card import document
 
     is_long = is_long or forms.form != "text"
     if forms.page is None and forms.form != "json":
-        cards = summaries(run, settings, flops)
+        cards = summaries(run, settings, flops=flops)
         forms.show(document(cards, is_long=is_long, show_all=show_all))
         return
     evidence = evidence_of(run, settings, flops=flops)

@@ -23,8 +23,10 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ergmeter.integrations.batches import Counts
+from ergmeter.integrations.torch import patches
 from ergmeter.integrations.torch.calls import StepRecorder, is_compiling
 from ergmeter.integrations.torch.roots import (
     Discovery,
@@ -90,6 +92,7 @@ class Loop:
         self._eval_end_ns = 0  # when the last forward of an evaluation returned
         self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
         self._saving = 0
+        self._handle: Any = None  # of the hook on steps
         self._without_training()
         if self._declared_root is not None:
             self._declared_root.attach()
@@ -123,6 +126,10 @@ class Loop:
             return
         self._unresolved.add(optimizer)
         self.optimizers_made += 1
+        self.look_out()
+
+    def look_out(self) -> None:
+        """Inspect calls from here on: an optimizer was made, or may have been before."""
         self.discovery.arm()
         if self.training is None:
             self._record()
@@ -224,6 +231,7 @@ class Loop:
             self._roots.append(root)
         self._members.add(optimizer)
         self._only = _nobody
+        self.optimizers_made = max(self.optimizers_made, 2)  # they may be older than this loop
 
     def _root_of(self, optimizer: Optimizer) -> Root | None:
         """The optimizer's root, searched for at its first step."""
@@ -297,9 +305,18 @@ class Loop:
         if training is not None:
             training.end(is_followed=is_followed)
 
+    def start(self, register: Callable[[Any], Any] = register_optimizer_step_post_hook) -> None:
+        """Begin to watch. `register`: registers a hook on the steps of optimizers."""
+        patches.patch_torch()
+        patches.loops.append(self)
+        self._handle = register(self.stepped)
+
     def stop(self) -> None:
         """Stop watching."""
         self.off = True
+        if self in patches.loops:
+            patches.loops.remove(self)
+            self._handle.remove()
         self.discovery.disarm()
         self._stop_recording()
         self.end()

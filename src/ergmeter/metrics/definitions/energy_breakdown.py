@@ -403,7 +403,7 @@ STEP_METRICS = [
 
 def export_tables(evidence: Evidence) -> dict[str, pa.Table]:
     """The tables that have columns, by name, with all hosts on one clock as in the report."""
-    tables = {name: evidence.run.table(name) for name in COLUMN_KINDS}
+    tables = {name: evidence.run.to_arrow(name) for name in COLUMN_KINDS}
     tables = {name: table for name, table in tables.items() if table.num_columns}
     if "steps" in tables:
         tables["steps"] = _with_energy(evidence, tables["steps"])

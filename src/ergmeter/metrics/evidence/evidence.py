@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +81,9 @@ class Evidence:
     def __init__(
         self, run: Run, settings: Settings, *, heed_marks: bool = True, flops: Sequence[Flops] = ()
     ) -> None:
+        unread = replace(run, damage=list(run.damage), torn=list(run.torn))
+        # Makes this evidence anew, without what has been read of the run.
+        self.again = partial(Evidence, unread, settings, heed_marks=heed_marks, flops=flops)
         run, self.clocks = aligned(run, settings.layout)
         self.run = run
         self.settings = settings

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
+# ruff: noqa: ANN001, ANN201, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
 # mypy: ignore-errors
 """Put on the path of a recorded command: Python runs it when it starts, in every process.
 
@@ -11,22 +11,12 @@ Whoever reads it may be an old Python, so it is written for all of them.
 import os
 import sys
 
-_NAMES = (
-    "torch",
-    "safetensors.torch",
-    "torch.distributed.checkpoint",
-    "transformers.modeling_utils",
-    "accelerate.accelerator",
-    "lightning.fabric.fabric",
-    "lightning_fabric.fabric",
-    "deepspeed",
-    "transformers.trainer",
-    "lightning.pytorch.trainer.trainer",
-    "pytorch_lightning.trainer.trainer",
-    "wandb",
-    "mlflow",
-    "torch.utils.tensorboard.writer",
-)
+NAMES = (
+    "torch", "safetensors.torch", "torch.distributed.checkpoint", "transformers.modeling_utils",
+    "accelerate.accelerator", "lightning.fabric.fabric", "lightning_fabric.fabric", "deepspeed",
+    "transformers.trainer", "lightning.pytorch.trainer.trainer", "wandb", "mlflow",
+    "pytorch_lightning.trainer.trainer", "torch.utils.tensorboard.writer",
+)  # fmt: skip
 
 
 class _Then(object):
@@ -54,7 +44,7 @@ class _Waiting(object):
     """Finds no module itself; of those that are waited for it is told when they are there."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in _NAMES:
+        if name not in NAMES:
             return None
         spec = next(_specs(name, path, target, skipped=self), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
@@ -98,6 +88,12 @@ def _begin():
     )
     _say(report)
     if is_there:
+        watch_imports()
+
+
+def watch_imports():
+    """From now on each library of NAMES is attached to when it is imported; asked once."""
+    if not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
 
 
@@ -106,17 +102,18 @@ def _other():
     return next((spec for spec in _specs("sitecustomize") if spec.loader is not None), None)
 
 
-try:
-    _begin()
-except Exception:  # in the user's program, which goes on
-    pass
-try:
-    _spec = _other()
-except Exception:  # a finder of the user's
-    _spec = None
-if _spec is not None:
-    import importlib.util
+if __name__ == "sitecustomize":  # else a notebook imports it, for `watch_imports`
+    try:
+        _begin()
+    except Exception:  # in the user's program, which goes on
+        pass
+    try:
+        _spec = _other()
+    except Exception:  # a finder of the user's
+        _spec = None
+    if _spec is not None:
+        import importlib.util
 
-    _module = importlib.util.module_from_spec(_spec)
-    sys.modules["sitecustomize"] = _module
-    _spec.loader.exec_module(_module)
+        _module = importlib.util.module_from_spec(_spec)
+        sys.modules["sitecustomize"] = _module
+        _spec.loader.exec_module(_module)

@@ -6,13 +6,13 @@ Files use the specification of the page, with a theme's colours filled in.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from types import ModuleType
 from typing import Any
 
-from ergmeter.errors import NotMeasurable, PluginError
+from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.records import Summary
+from ergmeter.registry import library
 from ergmeter.units import grouped
 from ergmeter.views.charts.chart import Chart, config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
@@ -92,15 +92,9 @@ def _still(spec: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
     return {**spec, "layer": layers}
 
 
-def converter() -> ModuleType:
-    """Return the vl-convert module. Raises PluginError if it is not installed."""
-    try:
-        import vl_convert  # noqa: PLC0415  30 MB that only who draws needs
-    except ImportError as error:
-        raise PluginError(
-            "charts need vl-convert-python, which is not installed: pip install 'ergmeter[html]'"
-        ) from error
-    return vl_convert
+def converter() -> Any:  # noqa: ANN401  a module
+    """Return the vl-convert module, 30 MB. Raises PluginError if it is not installed."""
+    return library("vl_convert", "a chart", "'ergmeter[html]'")
 
 
 def vega_lite_version() -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import cached_text
-from ergmeter.errors import PluginError
+from ergmeter.registry import library
 from ergmeter.version import __version__
 from ergmeter.views.charts.chart import config, theme_css
 from ergmeter.views.charts.plots import converter, vega_lite_version
@@ -144,13 +144,8 @@ def rendered(macro: str, *arguments: object) -> str:
 @cache
 def _templates() -> Environment:
     """Return the templates, which escape every text. Raises PluginError."""
-    try:
-        import jinja2  # noqa: PLC0415  only pages need it
-    except ImportError as error:
-        raise PluginError(
-            "pages need Jinja2, which is not installed: pip install 'ergmeter[html]'"
-        ) from error
-    templates = jinja2.Environment(
+    jinja2 = library("jinja2", "a page", "'ergmeter[html]'")
+    templates: Environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FILES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -149,9 +149,10 @@ def short_card(evidence: Evidence, summary: Summary) -> Frame:
     omitted = len(lines) + max(0, len(notes) - _MOST_NOTES) - len(fitting)
     is_log = reading_text.is_of_a_log(run, summary)
     verdict, state = _VERDICTS[checked.verdict]
+    status = re.sub(r": .*\)$", ")", summary.status, flags=re.DOTALL)  # without an error's text
     return Frame(
         summary.run,
-        f"{summary.status} · {verdict}",
+        f"{status} · {verdict}",
         (
             Paragraph(_window(summary), is_one_line=True),
             *([_metric_table(rows, evidence)] if rows else []),

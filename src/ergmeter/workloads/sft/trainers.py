@@ -21,6 +21,7 @@ import torch
 
 from ergmeter.config_file import hint
 from ergmeter.errors import PluginError, UsageError
+from ergmeter.registry import library
 from ergmeter.workloads.sft.config_file import SftConfig, is_of_bitsandbytes
 from ergmeter.workloads.sft.prepared_data import Prepared
 
@@ -377,10 +378,7 @@ def _kinds(config: SftConfig) -> tuple[Any, Any, dict[str, Any]]:
         return transformers.Seq2SeqTrainer, transformers.Seq2SeqTrainingArguments, {}
     if config.train.trainer != "trl":
         return transformers.Trainer, transformers.TrainingArguments, {}
-    try:
-        trl = importlib.import_module("trl")
-    except ImportError as error:
-        raise PluginError("train.trainer trl needs TRL: pip install 'ergmeter[train]'") from error
+    trl = library("trl", "train.trainer trl", "'ergmeter[train]'")
     # What is handed over is tokenised, cut and packed already.
     prepared = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None}
     return trl.SFTTrainer, trl.SFTConfig, prepared
