@@ -222,8 +222,9 @@ def csv_text(table: pa.Table, *, header: bool = True) -> str:
 
 
 def _cell(value: object) -> object:
-    is_list = isinstance(value, list)
-    return " ".join(f"{number:.17g}" for number in value) if is_list else integral(value)
+    if isinstance(value, list):
+        return " ".join(f"{number:.17g}" for number in value)
+    return integral(value)
 
 
 def documents(table: pa.Table) -> Iterator[dict[str, Any]]:

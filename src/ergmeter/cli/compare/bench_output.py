@@ -133,7 +133,7 @@ def _resume_command(out: Path) -> str:
     from ergmeter.runlog.identity import redacted
 
     context = click.get_current_context()
-    words: list[str] = []
+    words = context.command_path.split()
     for name, param in given_parameters().items():
         value = context.params[name]
         if name in _NOT_AGAIN:
@@ -145,8 +145,7 @@ def _resume_command(out: Path) -> str:
         else:
             values = value if param.multiple else (value,)
             words += [word for v in values for word in (param.opts[0], str(v))]
-    words = redacted([*context.command_path.split(), *words, "--out", str(out), "--resume"])
-    return shlex.join(words)
+    return shlex.join(redacted([*words, "--out", str(out), "--resume"]))
 
 
 @click.command("report")
