@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from ergmeter.errors import FormatError
-from ergmeter.metrics.catalog import expected_in
+from ergmeter.metrics.catalog import expected_in, titles_in
 from ergmeter.records import Missing, Reading, Result, Summary, spread_frac, value_text
 from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
-from ergmeter.units import printable, tallied
+from ergmeter.units import grouped, printable, tallied
 from ergmeter.views.document import State
 
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
@@ -95,3 +96,15 @@ def expected_metrics(run: Run, summary: Summary, view: str) -> list[str]:
     if isinstance(summary.readings["latency.ttft_median_s"], Reading):  # inference has no steps
         expected = [key for key in expected if key != "time.step_s"]
     return expected
+
+
+def absences(run: Run, summary: Summary, view: str) -> Iterator[tuple[str, str]]:
+    """Yield the titles of absent metrics that share a reason, and the reason."""
+    titles = titles_in(view)
+    by_reason = grouped(
+        (short_reason(result.reason, run), titles[key])
+        for key in expected_metrics(run, summary, view)
+        if isinstance(result := summary.readings.get(key), Missing)
+    )
+    for reason, names in by_reason.items():
+        yield ", ".join(names), reason

@@ -57,21 +57,18 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
     from ergmeter.cli.options import print_json
-    from ergmeter.metrics.summarize import evidence_of, summary_of
+    from ergmeter.cli.run_options import show_run
+    from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
-    from ergmeter.views.render.terminal import show
-    from ergmeter.views.run.card import document
 
-    opened = Run.open(outcome.run)
-    evidence = evidence_of(opened)
-    summary = summary_of(evidence)
+    run = Run.open(outcome.run)
     if as_json:
-        print_json(documents.report(opened, summary))
+        print_json(documents.report(run, summarize(run)))
         return
     if hints:
         if outcome.held_out:
             course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
             click.echo(f"loss on tales it never saw: {course} (a blind guess at a byte is 5.55)")
         click.echo(_NEXT)
-    show(document([(evidence, summary)]), Console())
+    show_run(Console(), run)

@@ -31,7 +31,7 @@ from ergmeter.views.document import (
     TableColumn,
     Weight,
 )
-from ergmeter.views.reading_text import column_text, short_reason, spread
+from ergmeter.views.reading_text import column_text, spread
 from ergmeter.views.run.long_card import long_card
 
 _MOST_HOSTS = 4
@@ -142,7 +142,9 @@ def short_card(evidence: Evidence, summary: Summary) -> Frame:
     labels: list[_Line] = [("remark", *label) for label in reading_text.label_lines(run)]
     notes = sorted(_notes(checked, summary), key=lambda note: note[0] != "serious")
     warnings = [note for note in notes[:_MOST_NOTES] if note[0] == "serious"]
-    lines = [*_losses(evidence, summary), *warnings, *_absent(evidence, summary), *labels]
+    absent = reading_text.absences(run, summary, _VIEW)
+    lines = [*_losses(evidence, summary), *warnings]
+    lines += [*(("absent", titles, reason) for titles, reason in absent), *labels]
     lines += notes[len(warnings) : _MOST_NOTES]
     left = _MOST_LINES - _OTHER_LINES - len(rows) - bool(rows)
     fitting = _fitting(lines, left)
@@ -224,18 +226,6 @@ def _losses(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
         while sum(map(len, texts)) > _LOSS_COLUMNS:
             texts.pop()
         yield "remark", "lost to", " · ".join(texts)
-
-
-def _absent(evidence: Evidence, summary: Summary) -> Iterator[_Line]:
-    """Yield absent metrics, those with a shared reason together."""
-    labels = titles_in(_VIEW)
-    by_reason = grouped(
-        (short_reason(result.reason, evidence.run), labels[key])
-        for key in reading_text.expected_metrics(evidence.run, summary, _VIEW)
-        if isinstance(result := summary.readings.get(key), Missing)
-    )
-    for reason, titles in by_reason.items():
-        yield "absent", ", ".join(titles), reason
 
 
 def _notes(checked: Fitness, summary: Summary) -> Iterator[_Line]:

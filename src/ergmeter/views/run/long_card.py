@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ergmeter.metrics.catalog import catalogue, every_metric, in_view
+from ergmeter.metrics.catalog import every_metric, in_view
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import Missing, Reading, Summary, value_text
+from ergmeter.records import Reading, Summary, value_text
 from ergmeter.runlog.reader import Run
 from ergmeter.units import grouped, number_of, significant, sparkline
 from ergmeter.views import reading_text
@@ -30,7 +30,10 @@ def long_card(evidence: Evidence, summary: Summary) -> Frame:
         (
             *_what_ran(run, summary),
             *_figures(run, summary),
-            *_absent(run, summary),
+            *(
+                Note("absent", f"no {titles}", reason)
+                for titles, reason in reading_text.absences(run, summary, "card")
+            ),
             *_loss_curve(evidence, summary),
             *(Note("minor", note) for note in reading_text.reader_notes(summary)),
         ),
@@ -114,16 +117,6 @@ def _has_place(run: Run, summary: Summary, key: str) -> bool:
         run_s = summary.readings["time.run_s"]
         return isinstance(run_s, Reading) and run_s.value >= _OWN_COST_FROM_S
     return not _is_nothing(key, reading)
-
-
-def _absent(run: Run, summary: Summary) -> Iterator[Note]:
-    by_reason = grouped(
-        (result.reason, catalogue()[key].title)
-        for key in reading_text.expected_metrics(run, summary, "card")
-        if isinstance(result := summary.readings.get(key), Missing)
-    )
-    for reason, titles in by_reason.items():
-        yield Note("absent", f"no {', '.join(titles)}", reading_text.short_reason(reason, run))
 
 
 def _loss_curve(evidence: Evidence, summary: Summary) -> Iterator[Table]:
