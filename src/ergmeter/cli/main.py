@@ -143,7 +143,7 @@ def cli(context: click.Context) -> None:
 def main(
     arguments: list[str] | None = None, *, command: click.Command = cli, program: str = "erg"
 ) -> None:
-    """Entry point of the `erg` command, or of one command that goes by a name of its own."""
+    """Entry point of the `erg` command, or of one command that is its own `program`."""
 
     def say(message: str) -> None:
         click.echo(f"{program}: {message}", err=True)

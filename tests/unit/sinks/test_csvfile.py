@@ -158,5 +158,5 @@ def test_a_row_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
     file = CsvFile(tmp_path / "t.csv", ["a"])
     with pytest.raises(UsageError, match="has no column b"):
         file.append({"a": 1, "b": 2})
-    with pytest.raises(UsageError, match="twice: a"):
+    with pytest.raises(UsageError, match="duplicates: a"):
         CsvFile(tmp_path / "u.csv", ["a", "a"])

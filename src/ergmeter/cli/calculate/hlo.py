@@ -27,7 +27,7 @@ from ergmeter.errors import FormatError, UsageError
 @without_effect("--processes")
 @without_effect("--no-memo", is_flag=True)
 @with_forms
-@flag("-v", "--verbose", help="Say which reader was used.")
+@flag("-v", "--verbose", help="Also print which reader was used.")
 def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool) -> None:
     """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
 
@@ -59,7 +59,7 @@ def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool
 
 
 def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
-    """The files that are meant, each once, and how many were left out, by reason."""
+    """Return the module files of these paths, each once, and counts of others by reason."""
     from ergmeter.hlo.files import SHOWN_NAMES, module_files
 
     files: dict[Path, None] = {}

@@ -12,7 +12,7 @@ from ergmeter.errors import FormatError, UsageError
 
 @click.command()
 @click.argument("job", required=False)
-@with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Where its runs are.")
+@with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Directory of its runs.")
 @with_forms
 def command(job: str | None, directory: Path, forms: Forms) -> int:
     """Show what a job came to over all its runs: goodput, lost steps, energy and time.

@@ -267,7 +267,7 @@ def _waterfall(explanation: Explanation) -> ChartPart:
 
 
 def remark_notes(explanation: Explanation) -> tuple[Note, ...]:
-    """Return what to know about the waterfall."""
+    """Return the remarks on the waterfall as notes."""
     return tuple(Note("remark", remark) for remark in explanation.remarks)
 
 
@@ -277,7 +277,7 @@ def _items(texts: Iterable[str]) -> tuple[Items, ...]:
 
 
 def change_table(explanation: Explanation, *, has_evidence: bool = True) -> tuple[Table, ...]:
-    """Return advice after the upper bound of its gain, and the evidence."""
+    """Return a table of changes: upper bound of the gain, advice and evidence."""
     rows = tuple(
         (f"{number}. {gain(change)}: {change.advice}", change.why if has_evidence else "")
         for number, change in enumerate(explanation.changes, 1)

@@ -77,7 +77,7 @@ class LiveLook:
     def failed(self, error: Exception) -> dict[str, Any]:
         """Return the state of a run that can't be read, with what was last seen of it."""
         is_ours = isinstance(error, ErgmeterError | OSError)
-        why = str(error) if is_ours else f"looking at it failed: {error!r}"
+        why = str(error) if is_ours else f"reading the run failed: {error!r}"
         state = "unreadable" if Path(self._path).is_dir() else "gone"
         return {**self._last, "state": state, "why": why, "marks": []}
 
