@@ -264,7 +264,7 @@ def check_writable(path: Path, *, option: str) -> None:
         raise click.UsageError(f"{option} {path}: is a directory; it takes a file")
     folder = path.parent
     if not folder.is_dir():
-        what = "is no directory" if folder.exists() else "does not exist"
+        what = "is not a directory" if folder.exists() else "does not exist"
         raise click.UsageError(f"{option} {path}: the directory {folder} {what}")
     if not path.exists():
         _check_access(folder, f"{option} {path}")
@@ -277,7 +277,7 @@ def check_folder(folder: Path, *, option: str) -> None:
     paths = (folder, *folder.absolute().parents)
     there = next(path for path in paths if path.exists() or path.is_symlink())
     if not there.is_dir():
-        raise click.UsageError(f"{option} {folder}: {there} is no directory; name another")
+        raise click.UsageError(f"{option} {folder}: {there} is not a directory; name another")
     _check_access(there, f"{option} {folder}")
 
 

@@ -331,7 +331,7 @@ def _pair(
 
 
 def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
-    """The pairs; a difference that Holm's method over all groups rejects becomes "not shown"."""
+    """The pairs; a difference that Holm's method doesn't confirm becomes "not shown"."""
     tests: dict[str, list[tuple[str, float]]] = {}  # group and p-value, by metric
     for pair in pairs:
         for v in pair.verdicts:

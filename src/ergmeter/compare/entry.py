@@ -229,7 +229,7 @@ def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
     """
     source = source_of(path)
     if source is None:
-        state = "holds nothing to judge" if path.exists() else "is not there"
+        state = "has nothing to judge" if path.exists() else "is not there"
         raise FormatError(
             f"{path} {state}: give a run, a ledger, a directory of results, a Parquet or CSV file,"
             " or an analysis"

@@ -205,7 +205,7 @@ def _repeats(
     source = read_side(path, keys)
     entries = source.ended_well
     if not entries:
-        raise FormatError(source.unused[0] if source.unused else f"{path} holds no run")
+        raise FormatError(source.unused[0] if source.unused else f"{path} has no run")
     check_trainings(path, entries)
     is_bench = all(entry.kind == "cell" for entry in entries)
     options = CompareOptions(by=() if is_bench else by)

@@ -160,7 +160,7 @@ def mixed_facts(group: Group, by: Sequence[str]) -> Iterator[str]:
     # `job` is set for resumed jobs only; the runs of such a job in a folder are one entry.
     for job, runs in Counter(entry.job for entry in group.entries if entry.job).items():
         if runs > 1:
-            yield f"{group.name} has {runs} runs of the job {job}, which are no repeats"
+            yield f"{group.name} has {runs} runs of the job {job}, which are not repeats"
     yield from _too_short(group)
 
 

@@ -145,7 +145,7 @@ def is_ledger(path: Path) -> bool:
 
 
 def read_ledger(path: Path, *, argument: str) -> SourceEntries:
-    """The rows of a ledger. FormatError if the file is no ledger."""
+    """The rows of a ledger. FormatError if the file is not a ledger."""
     text = _decoded(path.read_bytes(), path)
     header = _header(text, path)
     lacking = [name for name in _NEEDED if name not in header]
@@ -155,7 +155,7 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
+        raise FormatError(f"{path}: a column occurs twice in the first line: {', '.join(twice)}")
     entries, left_out = [], []
     lines: dict[tuple[str, ...], int] = {}
     for row in _rows(text):
@@ -264,9 +264,9 @@ def _numbers(cells: Mapping[str, str]) -> Iterator[tuple[str, float]]:
         try:
             number = float(text)
         except ValueError:
-            raise FormatError(f"{name} is no number: {cells[name][:40]!r}") from None
+            raise FormatError(f"{name} is not a number: {cells[name][:40]!r}") from None
         if not math.isfinite(number):
-            raise FormatError(f"{name} is no finite number: {cells[name]!r}")
+            raise FormatError(f"{name} is not finite: {cells[name]!r}")
         yield name, number
 
 

@@ -299,7 +299,7 @@ def _naming(
 
 
 def _name(entry: Entry, names: Sequence[str], chosen: str) -> str:
-    """Name by the settings that vary, else by what was chosen, else by its scenario."""
+    """The configuration's name: settings that vary, else the chosen rows, else its scenario."""
     values = {**entry.facts, **{n: v for n, v in entry.settings.items() if v is not None}}
     last = (configuration_name(values, [name]) for name in _LAST)
     own = "(no settings)" if entry.kind == "cell" else Path(entry.argument).name or entry.argument

@@ -325,8 +325,8 @@ _MEMORY_SAID = {
     "host": "resident on the host",
 }
 _MEMORY_NOTES = (
-    "nvidia's are of all programs on a device, contexts and reserves included; the Trainer's and"
-    " the allocator's are what tensors held",
+    "nvidia's values cover all programs on a device, contexts and reserves included; the"
+    " Trainer's and the allocator's cover tensors alone",
     "the Trainer reports rank 0 alone; an evaluation within train() is in train's figures",
 )
 

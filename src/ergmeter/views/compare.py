@@ -295,7 +295,7 @@ def _notes(comparison: Comparison) -> Iterator[Items]:
     notes = _footnotes(comparison)
     is_of_runs = any(e.kind != "analysis" for g in comparison.to_compare for e in g.entries)
     if is_of_runs and any(not pair.is_comparable for pair in comparison.pairs):
-        notes.append("option --anyway gives the verdicts all the same")
+        notes.append("option --anyway gives verdicts for these too")
     if notes:
         yield Items(tuple(notes))
 

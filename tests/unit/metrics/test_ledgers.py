@@ -158,7 +158,7 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
     said = [line.partition("energy_results.csv ")[2] for line in found.unused]
     assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 9, 8)]
     assert "cells where the first line has 30" in said[0]
-    assert "tok_per_s is no number: 'fast'" in said[1]
+    assert "tok_per_s is not a number: 'fast'" in said[1]
     assert "quotation mark" in said[2]
     assert "the same row as line 2" in said[3]
     assert "did not finish (failed)" in said[4]

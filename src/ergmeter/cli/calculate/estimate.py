@@ -55,7 +55,7 @@ _MEMORY = [
         " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
     ),
     flag("--kv-cache", help="The forward pass fills a cache of keys and values (use_cache=True)."),
-    flag("--fused", help="Norms and activations in kernels of their own."),
+    flag("--fused", help="Norms and activations run as fused kernels."),
     _choice("--adapter-dtype", ("fp32", "bf16"), "Type of LoRA's matrices; PEFT makes them fp32."),
     flag("--lora-dropout", help="Adapters have dropout."),
 ]

@@ -125,7 +125,7 @@ def _check_counted(options: dict[str, Any]) -> None:
             raise UsageError(f"--{option} is not for the counted engine: {reason}{other}")
     if options["phase"] == "decode":
         raise UsageError(
-            "the counted engine runs whole sequences, and decoding goes on from a cache that it"
+            "the counted engine runs whole sequences, and decoding continues from a cache that it"
             f" does not have{other}"
         )
     if options["convention"] != "exact":

@@ -56,7 +56,7 @@ plan_options = with_each(
     click.option("--packing", metavar="true,false", help="Whether sequences are packed: an axis."),
     repeated("--only", metavar="NAME", help="Just this scenario. May be repeated."),
     click.option(
-        "--repeats", type=click.IntRange(1, 1000), help="Run each cell so many times, in rounds."
+        "--repeats", type=click.IntRange(1, 1000), help="Run each cell this many times, in rounds."
     ),
     click.option(
         "--command",
@@ -69,7 +69,7 @@ plan_options = with_each(
         "timeout_s",
         callback=_time_s,
         metavar="TIME",
-        help="End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
+        help="End a cell after this time, whatever its scenario says: seconds, 90s, 30m, 2h.",
     ),
     path_option("--defaults", help="Arguments of all scenarios, as YAML."),
     path_option("--contents", help="CONTENTS.yaml: shortnames and their files."),

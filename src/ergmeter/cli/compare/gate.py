@@ -151,7 +151,7 @@ def _sides(new: Path, ref: Path, measures: Sequence[Metric]) -> tuple[SourceEntr
     for path in (new, ref):
         source = read_side(path, keys)
         if not source.entries:
-            raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+            raise FormatError(source.left_out[0] if source.left_out else f"{path} has no run")
         check_trainings(path, source.entries)
         sides.append(source)
     kinds = [{entry.kind for entry in side.entries} for side in sides]

@@ -42,7 +42,7 @@ _MISUSED, _CANT_FINISH = 2, 3
     "--repeats",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Train so many times, with seeds that follow each other, each in a process of its own.",
+    help="Train this many times, with seeds that follow each other, each in a process of its own.",
 )
 @path_option(
     "--interleave",
@@ -92,7 +92,7 @@ def command(
 ) -> int:
     """Fine-tune a model as a YAML file says, measured, and append a row to the energy ledger.
 
-    Backends are torch, bnb (bitsandbytes) and unsloth: what was asked for runs, or it stops with
+    Backends are torch, bnb (bitsandbytes) and unsloth: the configured one runs, or it stops with
     the reason. Under torchrun or accelerate every rank trains and the first writes the row.
 
     \b
@@ -151,7 +151,7 @@ def _changes(pairs: Sequence[str]) -> dict[str, object]:
         try:
             settings[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise UsageError(f"--set {pair}: {value!r} is no YAML value") from error
+            raise UsageError(f"--set {pair}: {value!r} is not a YAML value") from error
     return settings
 
 

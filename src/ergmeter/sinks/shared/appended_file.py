@@ -165,7 +165,7 @@ def _difference(there: tuple[str, ...], wanted: tuple[str, ...]) -> str:
         pairs = zip(there, wanted, strict=False)
         at, old, new = next(((i, a, b) for i, (a, b) in enumerate(pairs, 1) if a != b), (0, "", ""))
         order = f"column {at} is {old} where {new} belongs"
-        differences.append(order if at else f"a column stands twice among its {len(there)}")
+        differences.append(order if at else f"one of its {len(there)} columns occurs twice")
     return " and ".join(differences)
 
 

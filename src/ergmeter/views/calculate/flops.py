@@ -170,13 +170,13 @@ def _parts_table(work: Work) -> Table:
 
 
 def _scale(value: float) -> tuple[float, str]:
-    """Return the factor and SI prefix of a table."""
+    """Return the factor and SI prefix for a table with values up to this one."""
     prefixes = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
     return next((pair for pair in prefixes if value >= pair[0]), (1.0, ""))
 
 
 def _number(value: float, scale: tuple[float, str]) -> str:
-    """Format in the table's unit; values too small for it in their own."""
+    """Format a value in the table's unit, or in its own if it is too small for that."""
     if not value:
         return "-"
     if value < _LEAST * scale[0]:

@@ -212,7 +212,7 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
     unknown = _sum(count.unknown_calls for count in counts).most_common()
     if unknown:
         names = [f"{target} ({times:,} call{'s'[: times != 1]})" for target, times in unknown]
-        yield f"not counted: custom calls that may hold products: {_some(names)}"
+        yield f"not counted: custom calls that may contain products: {_some(names)}"
     yield from _uncounted(counts)
     if any(op.startswith("complex-") for count in counts for op in count.by_op):
         yield "complex products are counted as 4 real MACs each (XLA's cost analysis: as 1)"
@@ -224,7 +224,7 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
         )
     branches = [name for count in counts for name in count.uneven_branches]
     if branches:
-        yield f"at most: the costliest branch was taken of: {_some(branches)}"
+        yield f"at most: the costliest branch was counted of: {_some(branches)}"
 
 
 def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:

@@ -279,7 +279,7 @@ def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
 
 
 def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:
-    """Return lines by label. Raises NotMeasurable if there are none."""
+    """Return the lines of a chart's sample columns. Raises NotMeasurable if there are none."""
     wanted = [
         (device, column)
         for column in kind.columns

@@ -36,7 +36,7 @@ _LEAST = 0.01  # percent; shares are rounded to it
 _LEAST_FACTOR = 0.1  # a smaller gain is given in percent
 _OF_JOULES = (
     "each block is what is lost beyond the ones above it; joules of waits and stalls of 0.2 s and"
-    " more are as drawn, the others are divided by share"
+    " more are as measured, the rest is divided by share"
 )
 WATERFALL = "from the peak to what was achieved"
 CHANGES = "most worth trying"
@@ -199,7 +199,7 @@ def _waterfall_layers(rows: vega.Rows, kinds: list[str]) -> list[vega.Layer]:
 
 
 def _stripes(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return the gaps that stripe a bar of several causes."""
+    """Yield the gaps that make a bar striped, if it stands for several causes."""
     for row in rows:
         if row["kind"] == ONE_BLOCK:
             first, last = (math.ceil(row[edge] / _STRIPE_FRAC) for edge in ("low", "high"))
