@@ -132,7 +132,7 @@ class _Commands(click.Group):
 def cli(context: click.Context) -> None:
     """Measure what LLM training and inference gets out of the hardware.
 
-    Tokens per second, step time, joules per token, memory, carbon: every figure says how it was
+    Tokens per second, step time, joules per token, memory, carbon: every metric states how it was
     obtained, over which window and how sure it is; what can't be measured is absent with
     its reason.
     """

@@ -378,7 +378,7 @@ def _need_all(measured: Metric, *groups: Group) -> None:
         if own and len(own) < len(group.entries):
             lacking = next(entry for entry in group.entries if entry not in own)
             raise NotMeasurable(
-                f"{group.name}: {len(own)} of {len(group.entries)} runs have it"
+                f"{group.name}: only {len(own)} of {len(group.entries)} runs have it"
                 f" ({lacking.why_not(measured.key)})"
             )
 

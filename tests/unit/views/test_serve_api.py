@@ -222,7 +222,9 @@ def test_a_ledger_is_a_table_and_what_is_broken_in_it_is_said(tmp_path: Path) ->
     assert len(found["rows"]) == 1
     assert found["rows"][0]["facts"]["backend"] == HOSTILE
     assert found["rows"][0]["readings"]["throughput.tokens_per_s"]["value"] == 123.5
-    assert found["left_out"] == ["energy_results.csv line 3: tok_per_s is not a number: 'no number'"]
+    assert found["left_out"] == [
+        "energy_results.csv line 3: tok_per_s is not a number: 'no number'"
+    ]
 
 
 def test_the_page_of_a_finished_run_is_its_report(app: TestClient, root: Path) -> None:

@@ -31,10 +31,11 @@ from ergmeter.errors import FormatError, UsageError
 def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool) -> None:
     """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
 
-    A module is counted as it is executed: loops times their trip count, calls at each call site, of
-    a conditional the costliest branch. NKI kernels count what they state; what states nothing is
-    listed as unknown. Complex products count as 4 real ones; Cholesky decompositions, triangular
-    solves and FFTs are listed and not counted. Files may be packed with gzip.
+    A module is counted as it is executed: loops times their trip count, calls at each call site,
+    conditionals by their costliest branch. NKI kernels count with the MACs that they state; those
+    that state none are listed as unknown. Complex products count as 4 real ones; Cholesky
+    decompositions, triangular solves and FFTs are listed and not counted. Files may be packed with
+    gzip.
     """
     from rich.console import Console
     from rich.progress import track

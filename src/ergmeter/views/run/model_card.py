@@ -238,7 +238,7 @@ def _sentences(of: Sources) -> Iterator[str]:
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
             text += f", which is {value_text(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
-        yield f"{text}; what else the machine drew is not in it."
+        yield f"{text}; other energy of the machine is not included."
     yield from _ending(of)
 
 

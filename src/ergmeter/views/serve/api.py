@@ -230,7 +230,7 @@ async def _compare(shared: AppState, request: Request) -> Response:
     return _json(await shared.read("compared", items, by, _YES[anyway]))
 
 
-@_endpoint("/api/benches", "the benches there are", key="benches")
+@_endpoint("/api/benches", "all benches in the directory", key="benches")
 async def _benches(shared: AppState, _request: Request) -> Response:
     return await _names(shared, "bench", "benches")
 
@@ -245,7 +245,7 @@ async def _bench(shared: AppState, request: Request) -> Response:
     return JSONResponse({**body, "runs": ids})
 
 
-@_endpoint("/api/ledgers", "the energy ledgers there are", key="ledgers")
+@_endpoint("/api/ledgers", "all energy ledgers in the directory", key="ledgers")
 async def _ledgers(shared: AppState, _request: Request) -> Response:
     return await _names(shared, "ledger", "ledgers")
 

@@ -29,7 +29,7 @@ _PLAIN = (
 
 
 def status(path: str) -> str:
-    """Return the status of a run; it changes without its files if a writer dies."""
+    """Return a run's status, which can change while its files do not: when a writer dies."""
     try:
         return Run.open(path).status
     except OSError as error:  # it was removed during the read
