@@ -132,7 +132,7 @@ def test_a_page_is_not_written_over_what_is_read(erg: Erg, ledger: Path, tmp_pat
     before = ledger.read_text()
     code, _, err = erg("compare", ledger, "--html", ledger)
     assert (code, ledger.read_text()) == (2, before)
-    assert "no HTML page, which is not replaced; name another" in err
+    assert "not an HTML page, so it is not replaced; name another" in err
     code, _, err = erg("compare", ledger, "--html", tmp_path / "none" / "page.html")
     assert code == 2
     assert "none does not exist" in err
@@ -341,4 +341,4 @@ def test_the_axis_of_the_page_is_the_one_that_was_asked_for(erg: Erg, tmp_path: 
     assert '<input type="radio" name="x" value="step" autocomplete="off" checked>' in page
     assert page.count(" checked>") == 1
     code, _, err = erg("compare", tmp_path / "a", "--x", "step")
-    assert (code, err) == (2, "erg: --x step is of the page: give --html FILE too\n")
+    assert (code, err) == (2, "erg: --x step is for the page: give --html FILE too\n")

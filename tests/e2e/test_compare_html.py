@@ -148,7 +148,7 @@ def test_what_is_not_comparable_has_its_reasons_and_no_ratio(
     assert "not comparable: sequence length differs (1024 / 2048)" in said
     assert "--anyway" not in said
     assert one.page.inner_text("#ratios .absent") == "- not comparable with bnb: unsloth"
-    assert "two groups that may be compared" in one.page.inner_text("#pareto .absent")
+    assert "two comparable groups" in one.page.inner_text("#pareto .absent")
     assert "faster" not in one.page.inner_text("main")
     groups = one.page.inner_text("#groups")
     assert "bnb" in groups  # figures stay

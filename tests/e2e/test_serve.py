@@ -725,9 +725,9 @@ def test_misuse_is_one_line(lab: Lab) -> None:
     nowhere = f"{lab.path}/nowhere"
     said = f"erg: {nowhere} does not exist; erg serve takes a directory of runs\n"
     assert erg("serve", nowhere) == (1, "", said)
-    said = "erg: the token has 5 characters; 16 at least\n"
+    said = "erg: the token has 5 characters; it needs 16\n"
     assert erg("serve", lab.path, "--token", "short") == (2, "", said)
-    said = "erg: --host 'a..b' is no name of a host and no address\n"
+    said = "erg: --host 'a..b' is neither a host name nor an address\n"
     assert erg("serve", lab.path, "--host", "a..b") == (2, "", said)
     done = lab.run(ERG, "serve", ".", "--host", "host.invalid")
     assert done.returncode == 2

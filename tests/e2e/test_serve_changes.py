@@ -246,7 +246,9 @@ def test_a_page_that_is_one_too_many_says_so_and_follows_when_there_is_room(
             assert other.recv(12) == b"HTTP/1.1 200"
         page.goto(f"{served.address}/run/{run}")
         state = page.locator("#state-line")
-        expect(state).to_contain_text("512 pages are watching already, and 512 may: close some.")
+        expect(state).to_contain_text(
+            "512 viewers already, and the limit is 512: close some pages."
+        )
     expect(state).to_have_text("running")
     eventually(lambda: page.locator("#step").count() and steps(page) > 0, "a step")
 

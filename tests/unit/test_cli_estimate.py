@@ -333,7 +333,7 @@ def test_devices_follow_from_the_sizes_or_must_agree_with_them(erg: Erg) -> None
     assert "3 devices, and --num-devices is 8" in err
     code, _, err = erg(MODEL, *BATCH, "--num-devices", "8", "--tensor-parallel", "3")
     assert code == 2
-    assert "8 devices are no multiple of the 3" in err
+    assert "8 devices are not a multiple of 3" in err
 
 
 def test_memory_and_peak_may_be_given_instead_of_a_device(erg: Erg) -> None:
@@ -358,15 +358,15 @@ def test_a_peak_beside_a_device_is_used_and_the_note_says_so(erg: Erg) -> None:
 @pytest.mark.parametrize(
     ("stored", "options", "said"),
     [
-        ({"quant_method": "mxfp4"}, (), "(mxfp4) is not taken: weights counted at 2 B; pass"),
-        ({"quant_method": "fp8"}, ("--dtype", "fp32"), "(fp8) is not taken: weights counted at 4"),
-        ({"load_in_4bit": True}, LORA, "(bitsandbytes) is not taken: weights counted at 2"),
-        ({"quant_method": "gptq", "bits": 4}, (), "(gptq) is not taken"),
-        ({"fmt": "e4m3"}, (), "(no method named) is not taken"),
+        ({"quant_method": "mxfp4"}, (), "(mxfp4) is ignored: weights counted at 2 B; pass"),
+        ({"quant_method": "fp8"}, ("--dtype", "fp32"), "(fp8) is ignored: weights counted at 4"),
+        ({"load_in_4bit": True}, LORA, "(bitsandbytes) is ignored: weights counted at 2"),
+        ({"quant_method": "gptq", "bits": 4}, (), "(gptq) is ignored"),
+        ({"fmt": "e4m3"}, (), "(no method named) is ignored"),
         (
             {"quant_method": "fp8"},
             (*LORA, "--quantize", "nf4"),
-            "(fp8) is not taken: matrices counted as --quantize nf4",
+            "(fp8) is ignored: matrices counted as --quantize nf4",
         ),
         (None, (), None),
     ],
@@ -439,8 +439,8 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         (("--num-devices", "9" * 400), "not in the range"),
         (("--phase", "decode"), "No such option"),
         (("--weights-dtype", "fp8"), "--weights-dtype is for --inference"),
-        (("--inference", "--quantize", "nf4"), "--quantize is not for --inference; say --weights"),
-        (("--inference", "--dtype", "fp32"), "--dtype is not for --inference; say --weights-dtype"),
+        (("--inference", "--quantize", "nf4"), "--quantize is not for --inference; use --weights"),
+        (("--inference", "--dtype", "fp32"), "--dtype is not for --inference; use --weights-dtype"),
         *(
             (("--inference", f"--{name}", value), f"--{name} is not for --inference; leave it out")
             for name, value in (

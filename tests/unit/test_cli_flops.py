@@ -459,11 +459,11 @@ def test_both_engines_lead_to_one_exact_figure_of_a_prompt(erg: Erg) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--phase", "decode"), "goes on from a cache that it does not have"),
+        (("--phase", "decode"), "continues from a cache that it does not have"),
         (("--checkpointing", "selective"), "checkpoints whole layers"),
         (("--images", 1), "--images is not for the counted engine: it runs text"),
         (("--params", 7), "--params is not for the counted engine"),
-        (("--convention", "palm"), "--convention is of formulas"),
+        (("--convention", "palm"), "--convention is for formulas"),
         (("--lora", "r=4,targets=banana"), "'banana'"),
         (("--freeze", "banana"), "'banana'"),
     ],

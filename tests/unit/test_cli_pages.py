@@ -15,7 +15,7 @@ Erg = Callable[..., tuple[int, str, str]]
 DATA = Path(__file__).parents[1] / "data"
 YAML, MODEL = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
 JOB = ("analyze", "--config", YAML, "--model-config", MODEL, "--throughput", "2")
-KEPT = "there is a file that is no HTML page, which is not replaced; name another"
+KEPT = "the file exists and is not an HTML page, so it is not replaced; name another"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_page_of_a_run_does_not_replace_a_part_of_it(erg: Erg, folder: Path)
 
 def test_an_output_is_not_what_is_read(erg: Erg, folder: Path) -> None:
     code, _, err = erg(*JOB, "--log-file", "t.log", "--output", "t.log")
-    assert (code, err) == (2, "erg: --output t.log is what is read; name another file\n")
+    assert (code, err) == (2, "erg: --output t.log is an input; name another file\n")
     assert (folder / "t.log").read_text() == "step 1 loss 2.0\n"
 
 
@@ -111,8 +111,11 @@ def test_what_draws_is_looked_for_before_anything_is_read(
         (("compare", "ledgers", "--json", "--format", "csv"), "--json and --format csv are two"),
         (("compare", "ledgers", "--md", "--format", "table"), "--md and --format table are two"),
         (("compare", "ledgers", "--md", "--json"), "--json and --md are two forms; give one"),
-        ((*JOB, "--format", "md", "--print-per-file"), "--print-per-file is for the console"),
-        ((*JOB, "--format", "md", "--detailed"), "--detailed is of the JSON: give its --output"),
+        (
+            (*JOB, "--format", "md", "--print-per-file"),
+            "--print-per-file prints text, --format md only md",
+        ),
+        ((*JOB, "--format", "md", "--detailed"), "--detailed adds to the JSON: give --output"),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(

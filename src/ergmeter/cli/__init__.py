@@ -1,1 +1,1 @@
-"""The `erg` command: one file a command, thin. Work is done in the layers below."""
+"""The `erg` command: one thin file for each command; the layers below do the work."""

@@ -1,6 +1,6 @@
 """Estimates what the options of `erg estimate` describe.
 
-Apart from the command, which need not load the engine to print its help.
+Separate from the command, so that printing its help does not load the engine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def training_document(model: str, options: dict[str, Any]) -> Document:
 
 
 def _graph(model: str, options: dict[str, Any], how: TrainedParts, setup: Setup) -> Graph:
-    """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
+    """Return the model's graph; note a quantised checkpoint, whose types are not counted."""
     graph = step.graph_of(model, options)
     method = declared_method(read_model(model))
     if method is None:
@@ -86,7 +86,7 @@ def _graph(model: str, options: dict[str, Any], how: TrainedParts, setup: Setup)
         counted = f"matrices counted as --quantize {setup.quantize} keeps them"
     elif how.lora is None:
         counted += " with --lora"
-    line = f"quantization_config ({method}) is not taken: {counted}"
+    line = f"quantization_config ({method}) is ignored: {counted}"
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 
@@ -107,8 +107,8 @@ def _parallel(options: dict[str, Any]) -> Parallel:
     if data is None:
         if devices is not None and devices % model:
             raise UsageError(
-                f"{devices} devices are no multiple of the {model} that tensor x pipeline x context"
-                " parallelism takes"
+                f"{devices} devices are not a multiple of {model}, which tensor x pipeline x"
+                " context parallelism needs"
             )
         data = (devices or model) // model
     if devices is not None and data * model != devices:
@@ -144,7 +144,7 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
 
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
-    """The rows that the device's name may mean; what all of them agree on is taken."""
+    """Return the table's rows that the device's name may mean."""
     if device is None:
         return Missing("no device was given; `erg peaks` lists them")
     return or_missing(candidates, device)
@@ -153,7 +153,7 @@ def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
 def _room(
     options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing
 ) -> engine.Room | Missing:
-    engine.check_stated("usable", options["usable"])  # whether or not there is something to use
+    engine.check_stated("usable", options["usable"])  # also if the memory is unknown
     engine.check_stated("memory_gib", options["memory_gib"])
     if options["memory_gib"] is not None:
         return engine.Room(options["memory_gib"] * 2**30, "as given", options["usable"])
@@ -184,7 +184,7 @@ def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> P
 
 
 def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
-    """A peak given beside a device: the note says what is still taken of the device."""
+    """Return the given peak with a note that memory and TDP are still the device's."""
     own = agreed(spec.peak_flops_per_s.get(peak.dtype) for spec in specs)
     instead_of = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
     name = ", ".join(spec.name for spec in specs)
@@ -205,7 +205,7 @@ def _plan(
 
 
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
-    """The MFU of a run, and what it was of."""
+    """Return the MFU of a run, and a note that names the run and its peak."""
     from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run

@@ -132,7 +132,7 @@ class _Commands(click.Group):
 def cli(context: click.Context) -> None:
     """Measure what LLM training and inference gets out of the hardware.
 
-    Tokens per second, step time, joules per token, memory, carbon: every figure says how it was
+    Tokens per second, step time, joules per token, memory, carbon: every metric states how it was
     obtained, over which window and how sure it is; what can't be measured is absent with
     its reason.
     """
@@ -143,7 +143,7 @@ def cli(context: click.Context) -> None:
 def main(
     arguments: list[str] | None = None, *, command: click.Command = cli, program: str = "erg"
 ) -> None:
-    """Entry point of the `erg` command, or of one command that goes by a name of its own."""
+    """Entry point of the `erg` command, or of one command that is its own `program`."""
 
     def say(message: str) -> None:
         click.echo(f"{program}: {message}", err=True)

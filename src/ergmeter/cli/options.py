@@ -1,6 +1,6 @@
 """Short forms of click's options, options that name a form of output or a file, the progress bar.
 
-A page never replaces a file that is no HTML page, nor another output of the same command.
+A page never replaces a file that is not an HTML page, nor another output of the same command.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def given_parameters() -> dict[str, click.Parameter]:
 
 
 def listed(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
-    """The parts of an option that are joined by commas; none where it is not given."""
+    """Split an option's text at commas; empty if it is not given."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
@@ -242,13 +242,13 @@ with_reference_forms = partial(_with_form, [_JSON, _markdown("--md", "as_markdow
 
 
 def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
-    """Before the work: a page can be drawn and written, and replaces nothing but a page."""
+    """Refuse a page that can't be drawn or written, or would replace something else."""
     if page is None:
         return
     check_writable(page, option="--html")
     if first_bytes(page, len(_BEGINS)).lower() not in (b"", _BEGINS):
         raise click.UsageError(
-            f"--html {page}: there is a file that is no HTML page, which is not replaced; name"
+            f"--html {page}: the file exists and is not an HTML page, so it is not replaced; name"
             " another"
         )
     if page.resolve() in [output.resolve() for output in outputs]:
@@ -259,12 +259,12 @@ def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
 
 
 def check_writable(path: Path, *, option: str) -> None:
-    """Refuse what is a directory, or has none to be in, or one that takes no file."""
+    """Refuse a file path that is a directory, can't be written, or has no directory."""
     if path.is_dir():
         raise click.UsageError(f"{option} {path}: is a directory; it takes a file")
     folder = path.parent
     if not folder.is_dir():
-        what = "is no directory" if folder.exists() else "does not exist"
+        what = "is not a directory" if folder.exists() else "does not exist"
         raise click.UsageError(f"{option} {path}: the directory {folder} {what}")
     if not path.exists():
         _check_access(folder, f"{option} {path}")
@@ -273,11 +273,11 @@ def check_writable(path: Path, *, option: str) -> None:
 
 
 def check_folder(folder: Path, *, option: str) -> None:
-    """Refuse a directory that is something else, or can't be made or written to."""
+    """Refuse a directory path that is something else, or can't be created or written to."""
     paths = (folder, *folder.absolute().parents)
     there = next(path for path in paths if path.exists() or path.is_symlink())
     if not there.is_dir():
-        raise click.UsageError(f"{option} {folder}: {there} is no directory; name another")
+        raise click.UsageError(f"{option} {folder}: {there} is not a directory; name another")
     _check_access(there, f"{option} {folder}")
 
 
@@ -303,11 +303,11 @@ def progress_bar(
     refresh_per_second: float = 0.0,
     time: Literal["remaining", "elapsed"] | None = None,
 ) -> Iterator[Callable[[float, float | None, str], None]]:
-    """Yield a function that takes how much is done, how much there is in all, and a text.
+    """Yield a function show(done, total, text) that updates a progress bar.
 
-    It shows a bar on a terminal, and elsewhere one line before it all, if it `has_line`. Drawing
-    takes processor time from what is measured, so it is drawn seldom, or by default when something
-    is done.
+    Without a terminal there is no bar; with `has_line`, `what` is printed once. Drawing takes CPU
+    time from what is measured, so it is limited to `refresh_per_second`; by default it is drawn at
+    each update.
     """
     if quiet or not sys.stderr.isatty():
         if has_line and not quiet:

@@ -59,20 +59,20 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "device": (
         str,
-        "Whose peak and bandwidth to take, by its driver's name or an alias of `erg peaks`,"
-        " where it was not seen or is to be another.",
+        "Device whose peak and bandwidth to use, by its driver's name or an alias of `erg peaks`,"
+        " if it was not detected or is wrong.",
     ),
-    "dtype": (str, "What products are computed in (bf16, fp16, fp8, ...), for MFU."),
+    "dtype": (str, "Type of matrix products (bf16, fp16, fp8, ...), for MFU."),
     "peak": (str, "Dense peak of one device, for MFU, if not the table's: 989.5T."),
     "peak_source": (str, "Where that peak is from."),
-    "devices": (str, "Which GPUs count, by index or UUID, whatever was seen of their use."),
-    "num_devices": (COUNT, "Devices the tokens are of, where they can't be seen."),
+    "devices": (str, "Which GPUs count, by index or UUID, whatever was detected of their use."),
+    "num_devices": (COUNT, "Devices that process the tokens, if not detected."),
     "layout": (
         str,
         "Which ranks work on the same tokens: sizes of tp, cp, pp (and ep, dp), where the"
         " framework does not say; order=tp-cp-ep-dp-pp if ranks are numbered otherwise.",
     ),
-    "job": (str, "What this run is a part of, where a job is stopped and resumed (erg job)."),
+    "job": (str, "The job that this run is a part of, if it is stopped and resumed (erg job)."),
     "grid": (
         str,
         "Country or region whose electricity it is: FR, DEU, CAMX (`erg grid` lists them).",
@@ -95,8 +95,8 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "embodied_source": (str, "Where that figure is from."),
     "lifetime_h": (_ONE_OR_MORE, "Hours in use that a device's making is spread over."),
-    "price_per_gpu_hour": (_NOT_NEGATIVE, "Of one device, as rented."),
-    "price_per_kwh": (_NOT_NEGATIVE, "Of the electricity."),
+    "price_per_gpu_hour": (_NOT_NEGATIVE, "Price of one device, as rented."),
+    "price_per_kwh": (_NOT_NEGATIVE, "Price of the electricity."),
     "currency": (str, "What the prices are in: USD, EUR, ..."),
 }
 _METAVARS = {
@@ -111,7 +111,7 @@ _METAVARS = {
 TOKENS_ARE = click.option(
     "--tokens-are",
     type=click.Choice(["step", "line", "total"]),
-    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+    help="What a printed `tokens` counts, instead of detecting it.",
 )
 
 
@@ -233,7 +233,7 @@ def with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
         "--budget",
         "budgets",
         metavar="AMOUNT",
-        help="What the run may use up, an alert when it has: '2 kWh', '8 h', or '50 EUR' where a"
+        help="Raise an alert when the run has used this up: '2 kWh', '8 h', or '50 EUR' if a"
         " price of energy or of devices is given.",
     )(wrapped)
     return repeated("--alert", "alerts", metavar="RULE", help=_RULES)(wrapped)
@@ -262,8 +262,8 @@ with_alerts = with_each(
 
 
 def _budget_rule(budget: str) -> str:
-    """A budget as a rule, by its unit. What is neither energy, time nor money by its looks is
-    refused: as money it would never be used up, and nobody would be told."""
+    """Return a budget as an alert rule, by its unit. An unknown unit is refused: if it were taken
+    for money, the budget would never be used up."""
     from ergmeter.metrics.live.alert_rules import JOULES, SECONDS
 
     match = _AMOUNT.fullmatch(budget.strip())
@@ -289,14 +289,14 @@ with_training = click.option(
     "--training",
     type=COUNT,
     metavar="N",
-    help="Of several trainings that one command ran, just this one.",
+    help="Number of one training, if the command ran several.",
 )
 
 
 def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RUN and --training to a command, which gets the `run` opened. The newest without RUN.
 
-    What could not be read of it is told when the command is done, and its exit code is 1 then.
+    Damage of the run is printed when the command is done, and its exit code is 1 then.
     """
 
     @functools.wraps(function)
@@ -318,14 +318,14 @@ with_run_and_settings = with_each(with_model, with_settings, with_run)
 
 
 def tell_damage(run: Run) -> int:
-    """Say what of a run could not be read. The exit code."""
+    """Print what could not be read of a run; return the exit code."""
     for line in run.damage:
         click.echo(f"erg: damaged, left out: {line}", err=True)
     return 1 if run.damage else 0
 
 
 def show_run(console: Console, run: Run) -> None:
-    """Print the card of a run. Of several trainings in it each has its own."""
+    """Print the card of a run, or a card for each of its trainings."""
     from ergmeter.metrics.summarize import summaries
     from ergmeter.views.render.terminal import show
     from ergmeter.views.run.card import document

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def positive(_context: object, option: click.Parameter, value: float | None) -> float | None:
-    """Check a number that must be above 0: nan and infinity are none."""
+    """Return a number that is above 0 and finite; else raise BadParameter."""
     if value is not None and not 0 < value < float("inf"):
         raise click.BadParameter(f"must be a number above 0; got {value:g}", param=option)
     return value
@@ -52,7 +52,7 @@ _TRAINING = [
     click.option(
         "--lora",
         metavar="r=16,targets=q_proj,v_proj",
-        help="Adapters alone are trained (targets=all-linear; add ,dora for DoRA).",
+        help="Train adapters only (targets=all-linear; add ,dora for DoRA).",
     ),
     repeated(
         "--freeze",
@@ -62,8 +62,8 @@ _TRAINING = [
     click.option(
         "--checkpointing",
         type=click.Choice(["none", "selective", "full"]),
-        help="Activations computed again: those of attention, or of whole layers. Not given: none,"
-        " as assumed.",
+        help="Recompute activations of attention (selective) or of whole layers (full).  [default:"
+        " none, assumed]",
     ),
 ]
 PHASE = with_default(
@@ -80,23 +80,23 @@ CONTEXT = click.option(
 CONVENTION = with_default(
     "--convention",
     default="exact",
-    help="Whose count of FLOPs to lead with; `erg conventions` explains them.",
+    help="Main convention of counting FLOPs; `erg conventions` explains them.",
 )
 
 
 WEIGHTS_DTYPE = click.option(
     "--weights-dtype",
-    help="What weights are kept in, for the bytes inference moves: bf16, fp8, int8, nf4, int4,"
+    help="Type of stored weights, for the bytes that inference moves: bf16, fp8, int8, nf4, int4,"
     " mxfp4, ... [default: as the config says]",
 )
 CACHE_DTYPE = click.option(
     "--cache-dtype",
-    help="What keys and values are kept in: bf16, fp8, int8, ... [default: as the model]",
+    help="Type of the cached keys and values: bf16, fp8, int8, ... [default: as the model]",
 )
 PARAMS = click.option(
-    "--params", type=float, callback=positive, help="Take this as N in formulas of N."
+    "--params", type=float, callback=positive, help="Parameters N in formulas that use N."
 )
-DEVICE = click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+DEVICE = click.option("--device", help="Driver's name or alias; `erg peaks` lists them.")
 with_batch = with_each(*_BATCH, *_TRAINING)
 STEP = [*_BATCH, *_TRAINING, PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
 OF_A_STEP = (
@@ -107,7 +107,7 @@ OF_A_STEP = (
 
 
 def work_of(model: str, options: dict[str, Any]) -> Work:
-    """The step that the options describe, counted."""
+    """Count the step that the options describe."""
     from ergmeter.flops.estimate.storage import ASSUMED, storage_of
     from ergmeter.flops.source import read_model
     from ergmeter.flops.work import step_work
@@ -135,7 +135,7 @@ def work_of(model: str, options: dict[str, Any]) -> Work:
 
 
 def training_of(options: dict[str, Any]) -> TrainedParts:
-    """What the options say is trained and recomputed."""
+    """Return which parts the options train and recompute."""
     from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.work import TrainedParts
 
@@ -161,9 +161,9 @@ def batch_of(
     if seq_len is None and not (phase == "decode" and context):
         raise UsageError("how long is a sequence? pass --seq-len")
     if context and phase == "train":
-        raise UsageError("--context is a cache's, and training has none; leave it out")
+        raise UsageError("--context is for a cache, and training has none; leave it out")
     if options["lengths"] is not None and (context or phase == "decode"):
-        raise UsageError("--lengths are of whole sequences; leave them out with a cached context")
+        raise UsageError("--lengths are for whole sequences; leave them out with a cached context")
     _check_streams(graph, options)
     if phase == "decode":
         context, seq_len = context if context is not None else seq_len, 1
@@ -188,12 +188,12 @@ def lengths_of(options: dict[str, Any]) -> list[int] | None:
         return [int(word) for word in lengths.split(",")]
     except ValueError:
         raise UsageError(
-            f"--lengths takes whole numbers with commas between; got {lengths!r}"
+            f"--lengths takes whole numbers separated by commas; got {lengths!r}"
         ) from None
 
 
 def _check_streams(graph: Graph, options: dict[str, Any]) -> None:
-    """Refuse what the model has no use for, and ask for what it can't do without."""
+    """Refuse options that the model has no use for; require those that it needs."""
     streams = {node.stream for node in graph}
     if options["images"] and "tokens_per_image" not in graph.facts:
         raise UsageError("this model sees no images; leave out --images")
@@ -204,7 +204,7 @@ def _check_streams(graph: Graph, options: dict[str, Any]) -> None:
 
 
 def graph_of(model: str, options: dict[str, Any]) -> Graph:
-    """The model that the command names, for images of the size that the options give."""
+    """Return the graph of the named model, for images of the size in the options."""
     from ergmeter.flops.source import read_graph
 
     size = options["image_size"]

@@ -39,11 +39,11 @@ from ergmeter.units import grouped
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The Pareto front over some metrics: groups on it, and groups beaten with their betters.
+    """The Pareto front: the groups on it, and for each beaten group the groups that beat it.
 
     A group is beaten only by one that is better in some metric, confirmed by Holm's method over all
     pairs of groups and metrics, and shown to be worse in none. So noise rarely moves a group off
-    the front. Single runs are compared by their values (`remark`).
+    the front. Groups with a single run are compared by their plain values; `remark` notes this.
     """
 
     axes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Front:
 
 
 def _sign(axis: Metric, result: Contrast) -> int:
-    """1 if shown to be better, -1 if worse, 0 if not shown. Single runs count by their values."""
+    """1 if `result` shows better, -1 if worse, 0 if neither. Single runs: by plain values."""
     is_open = min(result.repeats) > 1 and not result.is_shown
     if is_open or result.value == result.neutral:
         return 0
@@ -61,7 +61,7 @@ def _sign(axis: Metric, result: Contrast) -> int:
 
 
 def _confirmed(contrasts: Sequence[Contrast], confidence: float) -> tuple[list[bool], int]:
-    """Whether Holm's method over all contrasts confirms each, and how many it tests.
+    """For each contrast, whether Holm's method over all confirms it; and the number tested.
 
     Single runs, and values that are equal in every repeat, are not tested and count as confirmed.
     """
@@ -77,7 +77,7 @@ _SENSOR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class GroupPair(ConfigurationPair):
-    """One group (`new`) compared with the baseline (`ref`), or one configuration of two sides."""
+    """One group (`new`) against the baseline (`ref`), or one configuration of NEW and REF."""
 
     fairness: Fairness
     verdicts: tuple[Verdict, ...]
@@ -90,7 +90,7 @@ _UNMATCHED = Pairing((), ())
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Displayed):
-    """The groups, their verdicts against the baseline, the front and notes."""
+    """A comparison's result: groups, verdicts against the baseline, Pareto front, notes."""
 
     group_by: tuple[str, ...]
     groups: tuple[Group, ...]
@@ -100,7 +100,7 @@ class Comparison(Displayed):
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     options: CompareOptions
-    pairing: Pairing = _UNMATCHED  # of two sides that were matched by configuration
+    pairing: Pairing = _UNMATCHED  # if two sides were matched by configuration
     pooled: tuple[Verdict, ...] = ()  # all configurations together
 
     @property
@@ -115,7 +115,7 @@ class Comparison(Displayed):
         return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
 
     def mean(self, group: Group, measured: Metric) -> Mean:
-        """The mean of a group's runs in one metric. NotMeasurable if there is none."""
+        """The mean of a group's runs in one metric. NotMeasurable if it has none."""
         if measured.key in (TIME, ENERGY):
             _need_all(measured, group)
         if mixed := why_other_terms(group, group, measured):
@@ -125,7 +125,7 @@ class Comparison(Displayed):
         values = [value for value in own if value is not None]
         if wrong is not None or not values:
             raise NotMeasurable((wrong or group.entries[0]).why_not(measured.key))
-        # No step lost is a good job; no token per second is no rate.
+        # A job may lose 0 steps: an arithmetic mean allows 0, the geometric mean of rates does not.
         has_zero = measured.scope == "job" and 0 in values
         scale = "difference" if has_zero else measured.scale
         return mean(values, scale=scale, confidence=self.options.confidence)
@@ -138,7 +138,7 @@ class Comparison(Displayed):
 
 
 def _front_keys() -> list[list[str]]:
-    """The metrics of the front; of a group, the first that all groups have counts."""
+    """Alternative metrics for each axis of the front; the first that all groups have is used."""
     return list(grouped((at.group or key, key) for key, at in in_view("pareto").items()).values())
 
 
@@ -159,7 +159,7 @@ def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     by = options.group_by or default_group_by(entries)
     groups, silent = group_entries(entries, by)
     if not groups:
-        raise UsageError(f"no run says its {' and '.join(by)}")
+        raise UsageError(f"no run states its {' and '.join(by)}")
     groups = _baseline_first(groups, options.baseline)
     wanted = _measures(entries, options)
     named = {measure(name) for name in options.metrics}
@@ -176,7 +176,7 @@ def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
 def compare_sides(
     new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions
 ) -> Comparison:
-    """Compare NEW with REF, configuration by configuration, and all of them together."""
+    """Compare NEW with REF for each configuration, and pooled over all of them."""
     names = options.metrics or in_view("bench compare")
     measures = tuple(dict.fromkeys(rule_metric(name) for name in names))
     pairing = pair_sides(new, ref, options)
@@ -202,7 +202,7 @@ def compare_sides(
 
 
 def contrast_of(ours: Group, theirs: Group, measured: Metric, *, confidence: float) -> Contrast:
-    """Ours over theirs in one metric; paired if seeds match one to one.
+    """The contrast of `ours` with `theirs` in one metric; paired if seeds match one to one.
 
     Assumed values widen the interval: from our lowest over their highest to our highest over their
     lowest.
@@ -307,11 +307,11 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Metric
 
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Metric]) -> list[str]:
-    """A note for each reason, with the metrics that no run has."""
+    """One note for each reason, naming the metrics that it keeps from all runs."""
     by_reason = grouped(
         (entries[0].why_not(measured.key), measured.phrase)
         for measured in measures
-        if OF_WHOLE_RUN not in measured.key  # that of the training window has the same reason
+        if OF_WHOLE_RUN not in measured.key  # the training window's metric has the same reason
     )
     return [f"no {', '.join(nouns)}: {reason}" for reason, nouns in by_reason.items()]
 
@@ -331,7 +331,7 @@ def _pair(
 
 
 def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
-    """The pairs, differences taken back that Holm's method over the groups does not show."""
+    """The pairs; a difference that Holm's method doesn't confirm becomes "not shown"."""
     tests: dict[str, list[tuple[str, float]]] = {}  # group and p-value, by metric
     for pair in pairs:
         for v in pair.verdicts:
@@ -378,7 +378,7 @@ def _need_all(measured: Metric, *groups: Group) -> None:
         if own and len(own) < len(group.entries):
             lacking = next(entry for entry in group.entries if entry not in own)
             raise NotMeasurable(
-                f"{group.name}: {len(own)} of {len(group.entries)} runs have it"
+                f"{group.name}: only {len(own)} of {len(group.entries)} runs have it"
                 f" ({lacking.why_not(measured.key)})"
             )
 
@@ -410,7 +410,7 @@ def _front(comparison: Comparison) -> Front | None:
             beaters.setdefault(rival.name, []).append(group.name)
     beaten = {group.name: tuple(beaters[group.name]) for group in groups if group.name in beaters}
     is_single = any(min(result.repeats) == 1 for result in results)
-    remark = "by plain values: some have a single run" if is_single else ""
+    remark = "by plain values: some groups have a single run" if is_single else ""
     if not is_single and tests > 1:
         remark = f"Holm's method over {tests} tests"
     on = tuple(group.name for group in groups if group.name not in beaten)
@@ -418,9 +418,9 @@ def _front(comparison: Comparison) -> Front | None:
 
 
 def front_axes(comparison: Comparison) -> tuple[list[Metric], dict[tuple[str, str], list[str]]]:
-    """The metrics of the front, which all groups have; and the groups that lack the others.
+    """The axes of the front, which all groups have; and which groups lack the other metrics.
 
-    The latter by metric and reason. A metric without a ratio (a rate of 0) counts as lacking.
+    The groups are by metric and reason. A metric without a ratio (a rate of 0) counts as lacking.
     """
     axes: list[Metric] = []
     lacking: dict[tuple[str, str], list[str]] = {}
@@ -462,8 +462,8 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     sensor = max((_width(e) for g in comparison.groups for e in g.entries), default=0.0)
     if sensor > _SENSOR:
         notes.append(
-            f"each energy is itself known to {sensor * 100:.0f} % or so (its sensor), which repeats"
-            " do not show; of one device it is alike on both sides"
+            f"the energy sensor is accurate to about {sensor * 100:.0f} %, which repeats do not"
+            " show; on the same device the error is the same on both sides"
         )
     return tuple(notes)
 

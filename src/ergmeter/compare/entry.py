@@ -25,7 +25,7 @@ from ergmeter.stats.ratio import mean
 EntryKind: TypeAlias = Literal["run", "job", "ledger", "cell", "analysis"]
 FAILED = ("oom", "error", "timeout", "diverged", "cancelled")  # statuses of runs that failed
 EVAL_LOSS = "training.eval_loss"
-SOURCE = "source"  # the pseudo column of the path on the command line
+SOURCE = "source"  # not a column of the data: the path on the command line
 BATCH = ("batch_size", "grad_accum", "world_size")
 _NAMES = {"eval_loss": EVAL_LOSS, "train_loss": "training.loss"}
 NOT_COMPARABLE = "not comparable: "  # begins a reason against comparing one metric
@@ -38,7 +38,7 @@ class Entry:
     """One run: its `facts` by the ledger's column names, and its metrics."""
 
     source: str  # for messages: a path, with the line in a ledger
-    argument: str  # what was named on the command line
+    argument: str  # the path named on the command line
     facts: Mapping[str, str]
     figures: Mapping[str, Result]  # by key of the catalogue
     run: Path | None = None  # its directory, where there is one
@@ -67,7 +67,7 @@ class Entry:
         result = self.figures.get(key)
         if isinstance(result, Reading) and result.impossible:
             return refusal(result)
-        return result.reason if isinstance(result, Missing) else "the source does not hold it"
+        return result.reason if isinstance(result, Missing) else "the source does not have it"
 
     def number(self, name: str) -> float | None:
         """A fact as a number; None if it is absent or no number."""
@@ -89,11 +89,11 @@ def measure(name: str) -> Metric:
 
 
 def rule_scale(name: str) -> float:
-    """The scale from our unit to that of the name in a rule: 1e-6 for MB."""
+    """The factor from the catalogue's unit to that of a rule's metric name: 1e-6 for MB."""
     try:
         alias = find(name, every_metric())[1]
     except UsageError:
-        return 1.0  # a name of rules alone
+        return 1.0  # a name that only rules have
     return alias.scale if alias else 1.0
 
 
@@ -178,7 +178,7 @@ def column_of(entry: Entry, column: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceEntries:
-    """The entries of a source, failed runs included, and what could not be read with reasons."""
+    """A source's entries, failed runs included, and a line for each part that was unreadable."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class SourceEntries:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What can't be compared, with the reasons: runs that failed, too."""
+        """A line with the reason for each thing that can't be compared, failed runs included."""
         failed = [entry for entry in self.entries if entry.status != "ok"]
         return (*self.left_out, *(f"{e.source}: {e.reason or e.status}" for e in failed))
 
@@ -210,7 +210,7 @@ class EntrySource(Protocol):
         """True if the path is of this kind. Reads no more than its beginning."""
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:
-        """The entries there; cells that failed are entries too. FormatError if it is damaged."""
+        """The entries at `path`, failed cells included. FormatError if it is damaged."""
 
 
 def source_of(path: Path) -> EntrySource | None:
@@ -229,7 +229,7 @@ def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
     """
     source = source_of(path)
     if source is None:
-        state = "holds nothing to judge" if path.exists() else "is not there"
+        state = "has nothing to judge" if path.exists() else "is not there"
         raise FormatError(
             f"{path} {state}: give a run, a ledger, a directory of results, a Parquet or CSV file,"
             " or an analysis"
@@ -238,7 +238,10 @@ def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
 
 
 def over_one_window(entries: Sequence[Entry], window: str) -> tuple[list[Entry], Entry | None]:
-    """Entries over one kind of window, and the first that can't be computed again over it."""
+    """Recompute entries over one kind of window.
+
+    If an entry can't be recomputed, return all entries unchanged, and that entry.
+    """
     result = []
     for entry in entries:
         if entry.kind == "run" or entry.facts.get("window", window) == window:

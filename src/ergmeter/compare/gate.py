@@ -6,9 +6,9 @@ at most once in 20 (1 - confidence), however many configurations it has. Metrics
 of one another count once. A change beyond the tolerance that may be chance, or within it that may
 be beyond, is inconclusive.
 
-The alternative fails only where the whole interval is beyond the tolerance. It misses a 5 %
-slowdown under a rule of 3 % in most cases with three repeats at 1 % noise. Here a change right at
-the tolerance fails every other time. A configuration's verdict is that of its worst metric.
+A gate that fails only where the whole interval is beyond the tolerance misses a 5 % slowdown under
+a rule of 3 % in most cases with three repeats at 1 % noise. Here a change right at the tolerance
+fails every other time. A configuration's verdict is that of its worst metric.
 
 Bench cells of one configuration did the same work. Runs, ledger rows and analyses are judged only
 if their facts show that they did (`grouping.fairness`).
@@ -65,10 +65,10 @@ _UNWANTED: dict[str, _Sign] = {"higher": "-", "lower": "+", "neither": "+-"}
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """How far a metric may change: by a share of REF's value, or by so much in its own unit."""
+    """How far a metric may change: by a share of REF's value, or by an amount in its unit."""
 
     measure: Metric
-    sign: _Sign  # the way that is limited
+    sign: _Sign  # the direction that is limited
     size: float
     scale: Scale
 
@@ -84,7 +84,7 @@ class GateRule:
 
     @property
     def way(self) -> Way:
-        """The way that is not wanted."""
+        """The direction that the rule limits: fall, rise or any change."""
         return _WAYS[self.sign]
 
     @property
@@ -102,14 +102,14 @@ class GateRule:
 
 
 def parse_rule(text: str) -> GateRule:
-    """A rule as written. Without a sign, the catalogue's direction decides which way is unwanted.
+    """Parse a rule. Without a sign, the catalogue says which direction of the metric is worse.
 
     UsageError with the nearest name for an unknown metric.
     """
     match = _WRITTEN.fullmatch(text)
     if not match:
         raise UsageError(
-            f"no rule: {text!r}; one is a metric, a sign and a size: 'tokens_per_s -3%',"
+            f"{text!r} is not a rule; write a metric, a sign and a size: 'tokens_per_s -3%',"
             " 'peak_memory +2%', 'loss +-0.01'"
         )
     name, sign, size, percent = match.groups()
@@ -117,7 +117,7 @@ def parse_rule(text: str) -> GateRule:
     limited = _SIGNS[sign] if sign else _UNWANTED[measure.direction]
     value = float(size) / (100.0 if percent else rule_scale(name))
     if percent and value >= 1.0 and limited != "+":
-        raise UsageError(f"{text!r} lets the figure fall by all of it: give less than 100 %")
+        raise UsageError(f"{text!r} allows a fall to 0: give less than 100 %")
     return GateRule(measure, limited, value, "ratio" if percent else "difference")
 
 
@@ -128,11 +128,11 @@ def parse_noise(
     judged: Sequence[Entry] = (),
     by: tuple[str, ...] = (),
 ) -> dict[str, RunNoise]:
-    """The noise of one run: by the metric's name in rules, and under "" for all metrics.
+    """The noise between runs, by metric name in rules; under "" for all metrics.
 
-    A text is a share, or a path of repeats in which the noise of `measures` is measured. A noise
-    that names its metric comes before one for all metrics. `judged`: the runs that repeats of the
-    same work are for, matched `by` these columns.
+    A text is a share, or a path of repeats in which the noise of `measures` is measured. METRIC=
+    before it limits it to that metric and takes precedence. The repeats must have done the work of
+    the `judged` runs; `by`: the columns that match them.
     """
     named: dict[str, RunNoise] = {}
     for_all: dict[str, RunNoise] = {}
@@ -157,7 +157,7 @@ def parse_noise(
 
 
 def check_trainings(path: Path, entries: Sequence[Entry]) -> None:
-    """Several trainings in one run are no repeats of one another."""
+    """UsageError if one run has several trainings: they are not repeats of one another."""
     numbers = [entry.training for entry in entries if entry.training is not None]
     if len(set(numbers)) > 1:
         names = " or ".join(entry.source for entry in entries if entry.training is not None)
@@ -198,14 +198,14 @@ def measured_noise(
 def _repeats(
     path: Path, keys: Sequence[str], judged: Sequence[Entry], by: tuple[str, ...]
 ) -> list[Group]:
-    """The repeats under a path: all cells of a bench; of runs, those of what is judged.
+    """The groups of repeats under a path: all bench cells, or the runs of judged configurations.
 
-    UsageError if the runs of a configuration are no repeats, NotComparable if they did other work.
+    UsageError if runs of a configuration are not repeats, NotComparable if they did other work.
     """
     source = read_side(path, keys)
     entries = source.ended_well
     if not entries:
-        raise FormatError(source.unused[0] if source.unused else f"{path} holds no run")
+        raise FormatError(source.unused[0] if source.unused else f"{path} has no run")
     check_trainings(path, entries)
     is_bench = all(entry.kind == "cell" for entry in entries)
     options = CompareOptions(by=() if is_bench else by)
@@ -216,11 +216,11 @@ def _repeats(
     of_judged = {configuration_key(entry, pairing.by) for entry in judged}
     matching = [g for g in groups if configuration_key(g.entries[0], pairing.by) in of_judged]
     if by and judged and not matching:
-        raise UsageError(f"--noise {path}: no run there matches what is judged, by {', '.join(by)}")
+        raise UsageError(f"--noise {path}: no run there has the {', '.join(by)} of a judged run")
     for group in matching or groups:
         mixed = list(mixed_facts(group, ()))
         if mixed:
-            raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
+            raise UsageError(f"--noise {path}: these runs are not repeats: {mixed[0]}")
         own = configuration_key(group.entries[0], pairing.by)
         others = tuple(e for e in judged if configuration_key(e, pairing.by) == own)
         refusals = fairness(Group("judged", others), group, ()).refusals
@@ -238,7 +238,7 @@ GATE_STATES: tuple[State, ...] = ("worse", "inconclusive", "pass", "absent")
 
 @dataclass(frozen=True, slots=True)
 class GateRemark:
-    """A remark on a configuration besides its metrics."""
+    """A verdict on a configuration that is not about a metric, such as a failed run."""
 
     name: str
     state: State
@@ -258,7 +258,7 @@ class Gate:
     is_plain: bool = False
     needed: tuple[GateRule, ...] = ()  # rules that must have something to judge
     not_comparable: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what could explain a change, and what is not known of both sides
+    notes: tuple[str, ...] = ()  # possible explanations of a change; facts that a side lacks
     family: int = 0  # the number of tests that chance is counted over
     problem: str = ""  # misuse, or an input that could not be read, with its exit code
     problem_code: int = 0
@@ -270,7 +270,7 @@ class Gate:
 
     @property
     def unknown(self) -> int:
-        """The number of verdicts that lack nothing but a noise."""
+        """The number of verdicts without an interval, since the noise of a run is unknown."""
         return sum(v.contrast is not None and v.contrast.low is None for v in self.verdicts)
 
     @property
@@ -308,7 +308,7 @@ class Gate:
             hint = suggestion(names[0], there, cutoff=0.5)
             return (
                 f"nothing to judge by {', '.join(names)}: no cell has it on both sides; {hint}both"
-                f" sides have {', '.join(there) or 'no figure'} (--allow-missing: judge by the"
+                f" sides have {', '.join(there) or 'no metric'} (--allow-missing: judge by the"
                 " other rules)"
             )
         is_empty = not any(self.count(state) for state in GATE_STATES[:3])
@@ -318,7 +318,7 @@ class Gate:
 
     @property
     def exit_code(self) -> int:
-        """1 for worse, 3 for not comparable, 2 if a rule judged nothing, 1 if strict and open."""
+        """1: worse, or inconclusive if strict. 3: not comparable. 2: a rule judged nothing."""
         if self.problem:
             return self.problem_code
         if self.state == "worse":
@@ -350,10 +350,10 @@ def gate(
 ) -> Gate:
     """Judge NEW by REF. `is_plain`: single runs are compared with the bare threshold.
 
-    `left_out`: what could not be read of both sides, to be noted.
+    `left_out`: lines about what could not be read on both sides; they become notes.
 
-    Of the default rules, one may have nothing to judge where REF lacks the metric too: a training
-    that logs no loss has none.
+    A default rule may have nothing to judge if REF lacks its metric too: not every training logs a
+    loss.
     """
     asked = options or CompareOptions()
     is_default = not rules
@@ -401,7 +401,7 @@ def gate(
 
 
 def unjudged(error: Exception) -> Gate:
-    """The gate that could judge nothing, because of an error."""
+    """A gate that judged nothing, because of this error."""
     nothing = Gate((), (), (), Pairing((), ()), CompareOptions())
     reason = str(error).removeprefix(NOT_COMPARABLE)
     if isinstance(error, NotComparable):
@@ -412,16 +412,16 @@ def unjudged(error: Exception) -> Gate:
 
 
 def _fairness(pair: ConfigurationPair) -> Fairness:
-    """Whether the two sides did the same work; bench cells are matched by their settings.
+    """Check that both sides did the same work; bench cells are already paired by settings.
 
-    Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not be.
+    Columns of `--by` are not exempt: they are equal, but facts that depend on them may differ.
     """
     is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
     return Fairness() if is_bench else fairness(pair.ref, pair.new, ())
 
 
 def _noise_notes(label: str, options: CompareOptions, drafts: Sequence[Verdict]) -> list[str]:
-    """The repeats that the noise of a metric was measured on, if it was used."""
+    """A note on the repeats in which a metric's noise was measured, if that noise was used."""
     noise = options.noise[label]
     methods = {v.contrast.method for v in drafts if v.contrast and v.measure.label == label}
     return [f"{label}: {noise}"] if noise.source and str(noise) in methods else []
@@ -442,13 +442,13 @@ def _drafts(
     *,
     is_plain: bool,
 ) -> list[Verdict]:
-    """Each configuration under one rule, as if it were the only one."""
+    """Judge each configuration by one rule, before the correction for multiple tests."""
     drafts: list[Verdict] = []
     comparable: list[Verdict] = []
     for pair, fair in pairs:
         result = pair_verdict(pair, rule.measure, rule.scale, options)
         if result is None:
-            # What REF has and NEW has not is no pass: it may be the very thing that broke.
+            # A metric that only REF has does not pass: the change may have broken it.
             is_gone = pair.ref.has(rule.measure) and not pair.new.has(rule.measure)
             state: State = "inconclusive" if is_gone else "absent"
             words = _why_absent(pair, rule)
@@ -468,7 +468,7 @@ def _drafts(
 
 
 def _judged(draft: Verdict, *, is_plain: bool) -> Verdict:
-    """By the metric's own interval; whether chance over all tests explains it comes later."""
+    """Judge by the metric's own interval; `_against_chance` corrects for multiple tests."""
     rule, change = draft.rule, draft.contrast
     assert rule is not None
     assert change is not None
@@ -490,7 +490,7 @@ def _judged(draft: Verdict, *, is_plain: bool) -> Verdict:
 
 
 def _against_chance(drafts: Sequence[Verdict], alpha: float) -> tuple[list[Verdict], int]:
-    """Take back what chance explains over all tests; the verdicts and the number of tests."""
+    """Make "worse" inconclusive where chance may explain it; also return the test count."""
     family: dict[tuple[str, str], float] = {}
     for draft in drafts:
         p = _p_value(draft)
@@ -518,7 +518,7 @@ def _taken_back(verdict: Verdict, alpha: float, tests: int) -> Verdict:
     assert verdict.contrast is not None
     why = f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
     if p > alpha:
-        why = f"chance brings so much in {significant(p * 100, 2)} % of cases"
+        why = f"noise causes such changes in {significant(p * 100, 2)} % of cases"
     words = f"{verdict.words}, beyond the rule, but {why}: {_noise_text(verdict.contrast)}"
     return replace(verdict, state="inconclusive", words=words)
 
@@ -529,7 +529,7 @@ def _remarks(pair: ConfigurationPair) -> list[GateRemark]:
         return [GateRemark(pair.name, "inconclusive", "missing in NEW")]
     if not ref.entries:
         return [GateRemark(pair.name, "absent", "not in REF: nothing to compare it with")]
-    remarks = [GateRemark(pair.name, "worse", f"not what it says: {line}") for line in new.broken]
+    remarks = [GateRemark(pair.name, "worse", f"claim not met: {line}") for line in new.broken]
     if new.failed:
         remarks.append(_failure(pair))
     elif not new.ok:
@@ -566,8 +566,8 @@ def _not_alike(pair: ConfigurationPair, draft: Verdict) -> str:
     if not draft.key.startswith(COUNTED) or not counts_differ(pair):
         return ""
     return (
-        f"{change_text(draft)}, but not of the same tokens: padding is counted, and one side"
-        " has more of it in a sample; judge samples_per_s or runtime"
+        f"{change_text(draft)}, but the sides count different tokens: one has more padding,"
+        " which is counted, in a sample; judge samples_per_s or runtime"
     )
 
 
@@ -576,7 +576,7 @@ def _why_absent(pair: ConfigurationPair, rule: GateRule) -> str:
         if not group.has(rule.measure):
             return f"{side} does not have it{_reason(group, rule)}"
     if pair.common_key(rule.measure) is None:
-        return "the two sides have no figure of the same kind"
+        return "the two sides have no metric of this kind in common"
     return "it is not above 0 on both sides, so there is no ratio to judge"
 
 
@@ -602,7 +602,7 @@ def amount_text(verdict: Verdict, value: float) -> str:
 
 
 def change_text(verdict: Verdict) -> str:
-    """By how much, and from which value to which."""
+    """The change and the values on both sides: -3.1 % (100 to 96.9)."""
     change = verdict.contrast
     assert change is not None
     now, before = (amount_text(verdict, value) for value in change.means)
@@ -626,7 +626,7 @@ def value_text(value: float, change: Contrast, unit: str = "", percent: str = " 
 
 
 def _noise_text(change: Contrast) -> str:
-    """How much runs scatter, and how many there are."""
+    """How much runs scatter, and the number of runs on each side."""
     if change.noise is None:
         return change.why
     size = significant(change.noise, 2)

@@ -52,7 +52,7 @@ _WAYS = {
     "pad_to_multiple_of": "padding to a multiple of",
     "lora_dropout": "LoRA's dropout",
     "lr": "learning rate",
-    "lr_scheduler": "its schedule",
+    "lr_scheduler": "learning rate schedule",
     "trainer": "trainer",
     "threads": "threads",
     "evaluation": "evaluation in the window",
@@ -69,7 +69,7 @@ _AROUND = {
 }
 # Facts that single metrics declare: where they differ, those metrics alone are not comparable.
 _OF_SINGLE_METRICS = {
-    "counted_by": "what counts the graphs",
+    "counted_by": "method of counting graphs",
     "score_offset": "offset of the score",
     "base_mfu": "baseline MFU of the score",
     "base_throughput": "baseline throughput of the score",
@@ -77,7 +77,7 @@ _OF_SINGLE_METRICS = {
 }
 WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, or at the Meter
 # Facts that every training has: listed as unknown if neither side has them. Others may be absent
-# on both sides: training every weight has no LoRA rank.
+# on both sides: full fine-tuning has no LoRA rank.
 _ALWAYS = ("model", "dataset", "seq_len", "batch", "tuning", "device")
 _PART_OF = {
     **dict.fromkeys(BATCH, ("batch", *BATCH)),
@@ -91,7 +91,7 @@ _PART_OF = {
     "seq_len": ("seq_len", "flops_per_token"),
 }
 _WARMER_C = 10.0
-_OTHER_MODEL = 2.0  # times the FLOPs per token: other lengths or adapters make less of a difference
+_OTHER_MODEL = 2.0  # ratio of FLOPs per token: other sequence lengths or adapters change them less
 # As in `erg check`.
 MIN_WINDOW_S = 5.0
 MIN_STEPS = 10
@@ -116,14 +116,14 @@ def group_entries(
     unknown = [name for name in by if name not in columns]
     if unknown:
         there = ", ".join(sorted(columns - {"run", "notes", "started"}))
-        raise UsageError(f"no run says its {unknown[0]!r}; there are {there}")
+        raise UsageError(f"no run has a column {unknown[0]!r}; there are {there}")
     members: dict[tuple[str, ...], list[Entry]] = {}
     silent = []
     for entry in entries:
         key = [column_of(entry, column) for column in by]
         lacking = [column for column, value in zip(by, key, strict=True) if value is None]
         if lacking:
-            silent.append(f"{entry.source}: it does not say its {' and '.join(lacking)}")
+            silent.append(f"{entry.source}: it does not state its {' and '.join(lacking)}")
         else:
             members.setdefault(tuple(str(value) for value in key), []).append(entry)
     is_given = tuple(by) == (SOURCE,)
@@ -157,15 +157,15 @@ def mixed_facts(group: Group, by: Sequence[str]) -> Iterator[str]:
         values = sorted(group.values(column))
         if len(values) > 1:
             yield f"{group.name} mixes runs of different {title} ({_listed(values)})"
-    # `job` is that of a resumed job; the runs of one in a folder are one entry.
+    # `job` is set for resumed jobs only; the runs of such a job in a folder are one entry.
     for job, runs in Counter(entry.job for entry in group.entries if entry.job).items():
         if runs > 1:
-            yield f"{group.name} has {runs} runs of the job {job}, which are no repeats"
+            yield f"{group.name} has {runs} runs of the job {job}, which are not repeats"
     yield from _too_short(group)
 
 
 def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
-    """Compares the facts of two groups."""
+    """Compare the facts of two groups."""
     exempt = _exempt(by)
     refusals, unknown, explained = [], [], []
     for column, title in (_WORK | _WAYS | _AROUND).items():
@@ -208,7 +208,7 @@ def differing_facts(groups: Sequence[Group]) -> Iterator[tuple[str, tuple[str, .
 def why_other_terms(
     baseline: Group, other: Group, measured: Metric, fair: Fairness | None = None
 ) -> str:
-    """Why a metric's values are not comparable, by their steps or its own facts; else empty."""
+    """Why a metric is not comparable, by step counts or facts that it depends on; else empty."""
     if fair is not None and measured.is_quality and fair.of_losses:
         return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     for name in measured.same_facts:
@@ -218,14 +218,14 @@ def why_other_terms(
             return f"{NOT_COMPARABLE}{title} differs ({_both(*sides)})"
     starts = baseline.values(WHOLE_RUN_FROM) | other.values(WHOLE_RUN_FROM)
     if OF_WHOLE_RUN in measured.key and len(starts) > 1:
-        return f"{NOT_COMPARABLE}one whole run is since the command, one the Meter"
+        return f"{NOT_COMPARABLE}one side's whole run starts with the command, one with the Meter"
     return ""
 
 
 def _other_models(baseline: Group, other: Group) -> Iterable[str]:
-    """A refusal if FLOPs per token show two models where a side does not name its own.
+    """Yield a refusal if a side names no model and FLOPs per token differ too much for one.
 
-    Entries whose FLOPs are a lower bound have none.
+    Entries whose FLOPs are a lower bound are ignored.
     """
     sides = baseline.values("flops_per_token"), other.values("flops_per_token")
     conventions = {text.partition(", ")[2] for texts in sides for text in texts}
@@ -253,11 +253,11 @@ def _too_short(group: Group) -> Iterable[str]:
         window_s, steps = entry.value("time.window_s"), entry.value("steps.count")
         if window_s is not None and window_s < MIN_WINDOW_S:
             yield (
-                f"{entry.source}: a steady window of {duration(window_s)}, where"
-                f" {MIN_WINDOW_S:g} s are the least"
+                f"{entry.source}: a steady window of {duration(window_s)}, but"
+                f" at least {MIN_WINDOW_S:g} s are needed"
             )
         elif steps is not None and steps < MIN_STEPS:
-            yield f"{entry.source}: {steps:.0f} steady steps, where {MIN_STEPS} are the least"
+            yield f"{entry.source}: {steps:.0f} steady steps, but at least {MIN_STEPS} are needed"
 
 
 def _remarks(baseline: Group, other: Group) -> Iterable[str]:

@@ -39,7 +39,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration, listed_by
 
-# Facts that a program declares of its training, and a resumed run shares with the one before.
+# Facts that a training declares; a resumed run has the same values as the run before it.
 _SAME_WORK = ("model", "dataset", "data_sha256", "tuning")
 
 
@@ -54,17 +54,17 @@ class JobRun:
 
     @classmethod
     def of(cls, run: Run, settings: Settings | None = None) -> JobRun:
-        """A run as part of a job. `settings` are added to those that it declared."""
+        """Wrap a run as part of a job. `settings` are added to those that the run declared."""
         evidence = SpanEvidence(run, settings=settings)
         zero_ns = run.wall_zero_ns
         start_ns = end_ns = run.start_ns
-        with suppress(NotMeasurable):  # it was cut off before its first record
+        with suppress(NotMeasurable):  # the run was cut off before its first record
             start_ns, end_ns = evidence.watched.start_ns, evidence.watched.end_ns
         return cls(run, evidence, (zero_ns + start_ns) / NS_PER_S, (zero_ns + end_ns) / NS_PER_S)
 
     @contextmanager
     def named_reasons(self) -> Iterator[None]:
-        """Put the name of the run in front of reasons."""
+        """Prefix NotMeasurable reasons with the run's name."""
         try:
             yield
         except NotMeasurable as error:
@@ -72,7 +72,7 @@ class JobRun:
 
     @property
     def has_steps(self) -> bool:
-        """True if it reached its first step; otherwise only its time counts."""
+        """True if the run reached its first step; otherwise only its time counts."""
         return len(self.run.trainings) > 1 or self.evidence.has_work
 
     @property
@@ -82,22 +82,22 @@ class JobRun:
             return self.evidence.work.longest
 
     def first_step(self) -> int:
-        """The number of its first step."""
+        """The number of the run's first step."""
         return int(self._numbers()[0])
 
     def last_step(self) -> int:
-        """The highest number of its steps."""
+        """The highest step number of the run."""
         return int(self._numbers().max())
 
     def kept_steps(self, before: int | None) -> Steps:
-        """The rows of its steps that no later run repeated.
+        """The rows of the run's steps that no later run repeated.
 
         `before`: the step at which a later run resumed; None for the last run.
         """
         return self.rank if before is None else self.rank.where(self._numbers() < before)
 
     def goes_on_from(self, earlier: JobRun) -> bool:
-        """True if it may have resumed that run: the same work, later, from a step that it made."""
+        """True if this run may have resumed `earlier`: same work, later, from a step it reached."""
         numbers = self._numbers()
         row_steps = max([self.rank.step_counts[0], *np.diff(numbers[:2])])
         if self.start_s < earlier.end_s or numbers[0] - row_steps > earlier.last_step():
@@ -114,7 +114,7 @@ class JobRun:
 
 
 def job_id(run: Run) -> str | None:
-    """The job of a run, or None. Other programs in the same allocation are other jobs."""
+    """The id of a run's job, or None. Each program in an allocation has a job id of its own."""
     job = job_of(run.settings.get("job"), run.header)
     if job is None or run.settings.get("job"):
         return job
@@ -131,9 +131,9 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def resumed_jobs(parts: Iterable[JobRun]) -> list[list[JobRun]]:
     """The resumed jobs among runs with one job's id, each in the order of their start.
 
-    Runs that were declared as one job are one. Repeats within one allocation have the id of its
-    job, too: a run that begins at or below the first step of those before it, or can't have resumed
-    the last of them, begins another.
+    Runs that were declared as one job are one. Repeats within one allocation share its job id too.
+    So a run begins another job if it starts at or below the first step of the runs before it, or
+    can't have resumed the last of them.
     """
     ordered = sorted(parts, key=lambda part: part.start_s)
     if ordered and ordered[0].run.settings.get("job"):
@@ -168,7 +168,7 @@ def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
 
 
 def wall_s(parts: Sequence[JobRun]) -> Reading:
-    """From the first run's start to the last one's end."""
+    """The time from the first run's start to the last run's end."""
     note = f"{_runs(parts)}, the time between them included"
     return Reading(_wall_s(parts), "s", "measured", note=note)
 
@@ -205,7 +205,7 @@ def lost_steps(parts: Sequence[JobRun]) -> Reading:
     """Steps that a later run repeated."""
     lost = {n: _count(part.rank) - _count(rows) for n, part, rows in _kept_steps(parts)}
     each = ", ".join(f"{count:.0f} of run {number}" for number, count in lost.items() if count)
-    return Reading(sum(lost.values()), "steps", "measured", note=each or "none was made twice")
+    return Reading(sum(lost.values()), "steps", "measured", note=each or "no step was repeated")
 
 
 def tokens(parts: Sequence[JobRun]) -> Reading:
@@ -262,7 +262,7 @@ def _count(rows: Steps) -> float:
 
 
 def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, JobRun, Steps]]:
-    """The number of each run that made steps, the run, and its rows that no later run repeated."""
+    """For each run with steps: its number, the run, and its rows that no later run repeated."""
     numbered = enumerate(zip(parts, _resumed(parts), strict=True), start=1)
     return [(n, part, part.kept_steps(before)) for n, (part, before) in numbered if part.has_steps]
 

@@ -4,9 +4,9 @@ A row that does not fit the header is left out and reported with its line; the o
 
 The original divides the tokens of the whole run by the time after the warm-up, and the energy after
 the warm-up by the tokens of the whole run. A run of 120 s with 60 s of warm-up then reads twice as
-fast and uses half the energy. Here its rate is all tokens over all of the time. The energy of the
+fast and uses half the energy. Here the rate is all tokens over all of the time. The energy of the
 warm-up is unknown, so J/token is a range: from none to peak power throughout. Its value assumes the
-mean power of the rest. 0 J means a sensor that did not work. Its MB are MiB.
+mean power of the rest. 0 J means a sensor that did not work. Columns in MB are in MiB.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Basis, Missing, Reading, Result
 
 REMARK = (
-    "the original's figures: all tokens over the time after warm-up; taken here as tokens over"
-    " wall time"
+    "a row of the original SFT-Play: its rate is all tokens over the time after warm-up; compared"
+    " here: tokens over wall time"
 )
 ASSUMED = frozenset({"energy.joules_per_token"})
 _NEAR = 1e-6
@@ -94,7 +94,7 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
         "assumed",
         low=energy_j / tokens,
         high=(energy_j + max(peak_w, mean_w) * warmup_s) / tokens,
-        note="what its warm-up drew was not measured: between nothing and peak power throughout",
+        note="energy of the warm-up was not measured: taken as none to peak power throughout",
     )
 
 
@@ -127,7 +127,7 @@ def measured_columns() -> dict[str, tuple[str, str, float]]:
 
 @cache
 def part_columns() -> dict[str, tuple[str, str]]:
-    """The columns of a reading's interval, basis and note: measured column and part, by name."""
+    """The columns X_low, X_high, X_basis and X_note of each measured column X: X and the part."""
     parts = ("low", "high", "basis", "note")
     return {f"{name}_{part}": (name, part) for name in measured_columns() for part in parts}
 
@@ -145,17 +145,17 @@ def is_ledger(path: Path) -> bool:
 
 
 def read_ledger(path: Path, *, argument: str) -> SourceEntries:
-    """The rows of a ledger. FormatError if the file is no ledger."""
+    """The rows of a ledger. FormatError if the file is not a ledger."""
     text = _decoded(path.read_bytes(), path)
     header = _header(text, path)
     lacking = [name for name in _NEEDED if name not in header]
     if lacking:
         raise FormatError(
-            f"{path} is no energy ledger: its first line has no column {', '.join(lacking)}"
+            f"{path} is not an energy ledger: its first line has no column {', '.join(lacking)}"
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
+        raise FormatError(f"{path}: a column occurs twice in the first line: {', '.join(twice)}")
     entries, left_out = [], []
     lines: dict[tuple[str, ...], int] = {}
     for row in _rows(text):
@@ -177,7 +177,7 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
 
 def _decoded(data: bytes, path: Path) -> str:
     if b"\0" in data[:4096]:
-        raise FormatError(f"{path} is no table of text: it holds zero bytes")
+        raise FormatError(f"{path} is not a text table: it has zero bytes")
     return data.decode("utf-8-sig", errors="replace")
 
 
@@ -207,11 +207,11 @@ def _parsed(text: str) -> Iterator[_Row]:
         try:
             cells, problem = next(reader, []), ""
         except csv.Error as error:
-            cells, problem = [], f"it is no row of a table ({error})"
+            cells, problem = [], f"not a CSV row ({error})"
         used = max(1, reader.line_num)
         width = len(cells) if width is None else width
         if used > 1 and (problem or len(cells) != width):
-            used, problem = 1, "a quotation mark is not closed in it"
+            used, problem = 1, "a quotation mark is not closed"
         yield _Row((at + 1, at + used), cells, problem)
         at += used
 
@@ -264,9 +264,9 @@ def _numbers(cells: Mapping[str, str]) -> Iterator[tuple[str, float]]:
         try:
             number = float(text)
         except ValueError:
-            raise FormatError(f"{name} is no number: {cells[name][:40]!r}") from None
+            raise FormatError(f"{name} is not a number: {cells[name][:40]!r}") from None
         if not math.isfinite(number):
-            raise FormatError(f"{name} is no finite number: {cells[name]!r}")
+            raise FormatError(f"{name} is not finite: {cells[name]!r}")
         yield name, number
 
 
@@ -295,13 +295,13 @@ def _figures(
     window_s = numbers.get("window_s")
     if steps and wall_s and window_s and "window_steps" not in numbers:
         about = steps * min(1.0, window_s / wall_s)
-        note = "its steps, by the window's share of the time"
+        note = "the run's steps times the window's share of its time"
         readings["steps.count"] = Reading(about, "steps", "derived", note=note)
     return readings | ({} if "J_per_token_low" in numbers else _bounded(numbers))
 
 
 def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
-    """J/token with its interval, if a row of an earlier version has one of the energy."""
+    """J/token with an interval, from the energy's interval in rows of earlier versions."""
     energy, value = numbers.get("energy_J"), numbers.get("J_per_token")
     low, high = numbers.get("energy_low_J"), numbers.get("energy_high_J")
     if not energy or value is None or low is None or high is None:

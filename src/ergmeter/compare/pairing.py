@@ -1,9 +1,9 @@
 """Pairs the configurations of NEW with those of REF, and lists what was measured differently.
 
 Bench cells are paired by their settings and not by position. Differences in measuring (device,
-memory tracker, window of the rates) are reported, since a slowdown may be the meter's. Runs, ledger
+memory tracker, window of the rates) are reported, since they may cause a slowdown. Runs, ledger
 rows and analyses are paired by the columns of `--by`, by backend if there are several, else as one
-configuration; whether two of them are comparable is a question for `grouping.fairness`.
+configuration; `grouping.fairness` checks whether two of them are comparable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NotComparable(UsageError):  # noqa: N818  an answer of `erg gate`, with it
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationPair:
-    """One configuration on both sides; one of them may be empty."""
+    """The runs of one configuration on both sides; one side may be empty."""
 
     name: str
     new: Group
@@ -77,7 +77,7 @@ class Pairing:
 
     by: tuple[str, ...]
     pairs: tuple[ConfigurationPair, ...]
-    chosen: str = ""  # the rows of each side that were asked for
+    chosen: str = ""  # the rows selected on each side, in words
 
     @property
     def both(self) -> tuple[ConfigurationPair, ...]:
@@ -91,7 +91,7 @@ class Pairing:
 
 
 def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
-    """Pair the configurations of two sides by their columns, except those chosen with `where`.
+    """Pair the configurations of two sides by column values; columns of `where` don't count.
 
     NotComparable for windows of different kinds.
     """
@@ -127,9 +127,9 @@ def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptio
 def _of_one_window(
     new: Sequence[Entry], ref: Sequence[Entry]
 ) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """Both sides, entries over another kind of window computed again over the training window."""
+    """Both sides over one kind of window: if kinds differ, recomputed over the training window."""
     kinds = [{e.facts["window"] for e in side if "window" in e.facts} for side in (new, ref)]
-    # A training has no window of requests: the groups are refused.
+    # A training has no window of requests: `fairness` refuses the pair.
     if not all(kinds) or len(set.union(*kinds)) == 1 or {REQUESTS} in kinds:
         return new, ref
     sides = []
@@ -152,7 +152,7 @@ def configuration_key(entry: Entry, columns: Sequence[str]) -> _Key:
 
 
 def _part(entry: Entry, name: str) -> str:
-    # An id may look like a number: 4e5678901234 is no infinity.
+    # Ids stay text: 4e5678901234 would be parsed as infinity.
     return entry.configuration_id if name == _GROUP else spelled(_value(entry, name))
 
 
@@ -170,14 +170,14 @@ def spelled(value: object) -> str:
 
 
 def _of_runs(sides: _Sides) -> tuple[str, ...]:
-    """The backend if both sides have it and one has several; else all are one configuration."""
+    """The column to match runs by: the backend, if all have it and a side has several; or none."""
     backends = [{_part(entry, _BACKEND) for entry in side} for side in sides]
     is_told = all("" not in names for names in backends)
     return (_BACKEND,) if is_told and max(map(len, backends)) > 1 else ()
 
 
 def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
-    """The keys under which a side has several scenarios, where both sides name theirs."""
+    """Keys for which a side has several scenarios; none unless both sides name scenarios."""
     if not all(_tells(entries, "scenario") for entries in sides):
         return set()
     keys: set[_Key] = set()
@@ -207,7 +207,7 @@ def _none_shared(sides: _Sides, columns: Sequence[str]) -> str:
         if not new & ref:
             apart[name] = f"{name} is {_some(new)} in NEW and {_some(ref)} in REF"
     left = [name for name in columns if name not in apart]
-    why = "; ".join(apart.values()) or f"by {', '.join(columns) or 'nothing that both tell'}"
+    why = "; ".join(apart.values()) or f"by {', '.join(columns) or 'no column that both have'}"
     way = f"--by {','.join(left)}" if apart and left else "--by COLUMNS"
     return (
         f"no cell of NEW ({len(sides[0])} rows) is in REF ({len(sides[1])} rows): {why};"
@@ -221,12 +221,12 @@ def _some(values: set[str]) -> str:
 
 
 def where(texts: Sequence[str]) -> dict[str, str]:
-    """Conditions on a side's rows, as written: framework_config=none."""
+    """Parse COLUMN=VALUE conditions on a side's rows, such as framework_config=none."""
     conditions = {}
     for text in texts:
         name, is_told, value = text.partition("=")
         if not is_told:
-            raise UsageError(f"no choice: {text!r}; write COLUMN=VALUE, as framework_config=none")
+            raise UsageError(f"not COLUMN=VALUE: {text!r}; an example is framework_config=none")
         conditions[name.strip()] = value.strip()
     return conditions
 
@@ -249,7 +249,7 @@ def _chosen(entries: Sequence[Entry], chosen: Mapping[str, str], *, side: str) -
 
 
 def _columns(sides: _Sides, *, without: Mapping[str, str]) -> tuple[str, ...]:
-    """The configuration's id if both sides share one, else all settings that both tell."""
+    """The configuration's id if both sides share one, else all settings that both have."""
     new, ref = sides
     ids = [{e.configuration_id for e in side if e.configuration_id} for side in sides]
     if not without and ids[0] & ids[1]:
@@ -299,7 +299,7 @@ def _naming(
 
 
 def _name(entry: Entry, names: Sequence[str], chosen: str) -> str:
-    """Name by the settings that vary, else by what was chosen, else by its scenario."""
+    """The configuration's name: settings that vary, else the chosen rows, else its scenario."""
     values = {**entry.facts, **{n: v for n, v in entry.settings.items() if v is not None}}
     last = (configuration_name(values, [name]) for name in _LAST)
     own = "(no settings)" if entry.kind == "cell" else Path(entry.argument).name or entry.argument
@@ -323,7 +323,7 @@ def conditions(pairing: Pairing) -> list[str]:
     """A line for each difference in measuring, with the number of configurations that have it."""
     counts = Counter(line for pair in pairing.both for line in _differences(pair))
     return [
-        f"measured otherwise in {number} of {len(pairing.both)} cells: {line}"
+        f"measured differently in {number} of {len(pairing.both)} cells: {line}"
         for line, number in counts.most_common()
     ]
 
@@ -348,9 +348,9 @@ _FEWEST_POOLED = 3
 def pair_verdict(
     pair: ConfigurationPair, measured: Metric, scale: Scale, options: CompareOptions
 ) -> Verdict | None:
-    """NEW over REF in the first metric that both have; None if none, or without such a scale.
+    """The contrast of NEW with REF in the first metric that both have, not judged yet.
 
-    Not judged yet.
+    None if they have no metric in common, or no contrast on this scale.
     """
     key = pair.common_key(measured)
     if key is None:
@@ -368,7 +368,7 @@ def pair_verdict(
 
 
 def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:
-    """All configurations as one: the mean change, its interval from the scatter between them."""
+    """The mean change over all configurations; its interval is from the scatter between them."""
     changes = [each.contrast for each in verdicts if each.contrast is not None]
     if len(changes) < _FEWEST_POOLED:
         return None
@@ -397,7 +397,7 @@ COMMON = (
     *("gradient_accumulation_steps", "packing", "max_seq_length", "learning_rate"),
     "effective_batch_size",
 )
-# The one is above, the others follow from what is told.
+# Never in a name: the first repeats a setting above, the second follows from other settings.
 UNNAMED = ("max_seq_len", "training_data_path")
 _BARE = ("scenario", "framework_config", "model_name_or_path", "peft_method", "torch_dtype")
 _SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_length": "length"}
@@ -406,10 +406,10 @@ _SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_l
 def naming_settings(
     differ: Collection[str], configurations: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Of the settings that differ, those that a configuration is called by."""
+    """The settings that make up a configuration's name, of those that differ."""
     chosen = [name for name in COMMON if name in differ]
     if {"per_device_train_batch_size", "effective_batch_size"} <= set(chosen):
-        chosen.remove("effective_batch_size")  # it follows from the other, but for accumulation
+        chosen.remove("effective_batch_size")  # the batch size implies it
     several = list(configurations)
     distinct = {tuple(str(row.get(name)) for name in chosen) for row in several}
     if len(distinct) < len(several):
@@ -418,7 +418,7 @@ def naming_settings(
 
 
 def configuration_name(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A configuration by these settings; empty where it has none of them."""
+    """A configuration's name from these settings; empty if it has none of them."""
     parts = [
         str(row[setting]) if setting in _BARE else f"{_SHORT.get(setting, setting)} {row[setting]}"
         for setting in names
@@ -428,12 +428,12 @@ def configuration_name(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def setting_title(name: str) -> str:
-    """What a setting is called in the head of a table."""
+    """A setting's title in the header of a table."""
     return _SHORT.get(name, name).replace("_", " ")
 
 
 # Padding. transformers counts it in tokens/s, so padding-free training can be faster in samples/s
-# and slower in tokens/s. The tokens of a sample tell the two apart.
+# and slower in tokens/s. Tokens per sample reveal such padding.
 
 
 COUNTED = "throughput.computed_tokens_per_s"
@@ -443,7 +443,7 @@ _ALIKE = 0.01
 
 
 def padding_remark(pair: ConfigurationPair) -> str:
-    """How to read samples/s and tokens/s that go different ways; empty if they don't."""
+    """Explain samples/s and tokens/s that change in opposite ways; empty if they don't."""
     if not counts_differ(pair):
         return ""
     (new_tokens, new_samples), (ref_tokens, ref_samples) = _tokens_and_samples(pair)

@@ -6,7 +6,7 @@ reason, not a line at 0.
 
 All three axes count from the start of the run's first step, warm-up included. Counting from the end
 of the warm-up would shift the losses of runs with different warm-ups. Time between steps, such as
-an evaluation, counts as time and as no step.
+an evaluation, counts as time but not as a step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunProgress:
         return (t_ns - self.zero_ns) / NS_PER_S
 
     def _made(self, lane: Steps, amounts: FloatArray, t_s: FloatArray) -> FloatArray:
-        """The cumulated amounts of a rank's rows at these times."""
+        """A rank's cumulative amount (steps or tokens) at these times."""
         edges_ns = np.stack([lane["start_ns"], lane["end_ns"]], axis=1).ravel()
         # Printed lines may overlap; the cumulated amount never falls.
         edges_s = np.maximum.accumulate(self.seconds(edges_ns))
@@ -95,7 +95,7 @@ NO_DIRECTORY = "a ledger's row has no steps and no samples: name the run's direc
 class RunCurve:
     """A curve of a run in a bounded number of points, extremes included.
 
-    `x`: the position of each point on the axes that the run has. A NaN is a break.
+    `x`: the positions of the points, for each axis that the run has. A NaN value breaks the line.
     """
 
     x: Mapping[Axis, FloatArray]
@@ -142,7 +142,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class ComparedCurves:
-    """The runs with curves, and how many were left out: with a directory, and without one."""
+    """Curves of the runs shown; `left_out`: runs over the limit, `without`: without a directory."""
 
     runs: tuple[RunCurves, ...]
     left_out: int
@@ -264,18 +264,18 @@ def _step_s(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
 
 def _loss(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
     series, is_printed = timeline.loss_series(evidence)
-    return series, "reported", "as printed: no step tells it" if is_printed else ""
+    return series, "reported", "as printed: no step has a loss" if is_printed else ""
 
 
 def _power_w(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
-    """The total power of the devices whose energy is the run's."""
+    """The total power of the devices that the run's energy includes."""
     devices = boundary(evidence)
     powers = [_power_of(evidence, device) for device in devices]
     is_rate = any(by_counter for _, by_counter in powers)
-    notes = ["by how a counter grew: the mean since the reading before"] if is_rate else []
+    notes = ["from an energy counter: the mean since the previous reading"] if is_rate else []
     if len(powers) == 1:
         return powers[0][0], "derived" if is_rate else "measured", "".join(notes)
-    notes.insert(0, f"sum of {len(powers)} devices, when the one that is read most often was read")
+    notes.insert(0, f"sum of {len(powers)} devices, at the times of the most often read one")
     return _sum([series for series, _ in powers]), "derived", "; ".join(notes)
 
 

@@ -70,7 +70,7 @@ def read_entries(
     joined = _joined(parts)
     entries, left_out = joined.ended_well, list(joined.left_out)
     unique: dict[object, Entry] = {}
-    # The last replaces the others: a directory its ledger's row, a job's run in a folder its own.
+    # The last one of a run is used: a directory before its ledger row, a job's folder before both.
     for entry in sorted(entries, key=lambda e: (_is_directory(e), bool(e.job and _folder(e)))):
         identity = _identity(entry)
         if identity in unique:
@@ -105,7 +105,7 @@ class RunSource:
 
 
 def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> tuple[Entry, ...]:
-    """Entries with bench cells read from their runs, to be compared with other runs."""
+    """Replace bench cells by entries read from their runs, to compare them with other runs."""
     wanted = replace(wanted, keys=(*wanted.keys, *in_view("fairness")))
     result = []
     for entry in entries:
@@ -128,7 +128,7 @@ def _of_one_window(entries: list[Entry], wanted: Wanted) -> list[Entry]:
 
 
 def _again(entry: Entry, wanted: Wanted) -> Entry | None:
-    """A ledger's row computed again from its run; None if it has none, or several trainings."""
+    """Recompute a ledger's row from its run; None if it has no run, or one of many trainings."""
     result = _run(entry.run, argument=entry.argument, wanted=wanted) if entry.run else None
     if result is None or len(result.entries) != 1 or result.entries[0].status != "ok":
         return None
@@ -137,7 +137,7 @@ def _again(entry: Entry, wanted: Wanted) -> Entry | None:
 
 
 def _ledger(path: Path, *, argument: str, wanted: Wanted) -> SourceEntries:
-    """The rows of a ledger, which can be computed again from their runs."""
+    """The rows of a ledger; `again` of each recomputes it from its run."""
     source = read_ledger(path, argument=argument)
     rows = tuple(replace(entry, again=partial(_again, entry, wanted)) for entry in source.entries)
     return replace(source, entries=rows)
@@ -176,7 +176,7 @@ def _parts(path: Path, wanted: Wanted) -> list[Callable[[], SourceEntries]]:
 
 
 def _split(path: Path) -> tuple[Path, int | None]:
-    """RUN:2 as the run and the number of a training; an existing path stays as it is."""
+    """Split RUN:2 into the run and the number of a training; an existing path is not split."""
     named = _TRAINING.fullmatch(str(path))
     if named is None or path.exists():
         return path, None
@@ -193,10 +193,10 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
 def _with_jobs(
     entries: Sequence[Entry], unreadable: Mapping[str, Sequence[str]], wanted: Wanted
 ) -> SourceEntries:
-    """The entries, with the runs of each resumed job in a folder as one, and the jobs left out.
+    """Merge the runs of each resumed job in a folder into one entry; note the jobs left out.
 
-    Beside jobs a run is a job of itself, to be compared with them. `unreadable`: by folder, a line
-    for each run that could not be read; a job in that folder may lack it.
+    If there are jobs, other runs get job metrics too, so that both can be compared. `unreadable`:
+    by folder, a line for each run that could not be read; a job in that folder may lack it.
     """
     by_job: dict[tuple[str, str], dict[Path, list[Entry]]] = {}
     for entry in entries:
@@ -204,7 +204,7 @@ def _with_jobs(
             by_run = by_job.setdefault((_folder(entry), entry.job), {})
             by_run.setdefault(entry.run, []).append(entry)
     left_out: list[str] = []
-    resumed: dict[int, Entry | None] = {}  # entries of resumed jobs, by what takes their place
+    resumed: dict[int, Entry | None] = {}  # the replacement of an entry (by its id())
     for (folder, name), by_run in by_job.items():
         is_alone = len(by_run) < 2
         runs = () if is_alone else [JobRun.of(Run.open(run), wanted.settings) for run in by_run]
@@ -262,7 +262,7 @@ def _job(source: str, entries: Sequence[Entry], parts: Sequence[JobRun], wanted:
 
 
 def _as_job(entry: Entry, wanted: Wanted) -> Entry:
-    """A run with the metrics of a job beside its own; those of one of its trainings has none."""
+    """Add job metrics to a run. Failed runs and single trainings of a run get none."""
     if entry.kind != "run" or entry.status != "ok" or entry.run is None or entry.training:
         return entry
     results = job_results([JobRun.of(Run.open(entry.run), wanted.settings)])
@@ -280,7 +280,7 @@ def _run(
         run = Run.open(path)
     except ErgmeterError as error:
         return _left_out(path, error)
-    # Without a writer's header, or a part of it, the rates of the run are others.
+    # If a writer's header is missing or incomplete, the run's rates would be wrong.
     if broken := [line for line in run.damage if fmt.WRITER_FILE in line]:
         return SourceEntries(left_out=tuple(broken))
     if only is not None:
@@ -291,7 +291,7 @@ def _run(
             return _entry(run, str(path), argument or str(path), wanted)
         named = {f"{path}:{n}": run.training(n) for n in range(1, several + 1)}
         each = ", ".join(f"{name} ({training.name})" for name, training in named.items())
-        note = f"{several} trainings in this run, each to be named by itself: {each}"
+        note = f"{several} trainings in this run; name the one to compare: {each}"
         return _joined(
             [
                 _entry(part, name, argument or name, wanted, remarks=(note,), training=number)
@@ -349,7 +349,7 @@ def _entry(
 
 
 def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> SourceEntries:
-    """A run without metrics to compare."""
+    """The entry of a failed run, which has no metrics to compare."""
     facts = {**facts_of(run.workload), "name": run.name, "run": str(run.path)}
     job = job_id(run) or ""
     entry = Entry(source, argument, facts, {}, run.path, status=status, reason=reason, job=job)
@@ -357,9 +357,9 @@ def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> S
 
 
 def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:
-    """Facts of the workload, and of the run where the workload has none.
+    """Facts of the workload; the run fills the gaps.
 
-    FLOPs of a token are with their convention: two conventions differ for the same work.
+    FLOPs per token name their convention, because conventions differ for the same work.
     """
     run, declared = evidence.run, evidence.settings
     own = {
@@ -377,7 +377,7 @@ def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:
 
 
 def _unfit(evidence: Evidence, source: str) -> list[str]:
-    """The serious findings of `erg check` as a caution, except a short window."""
+    """The serious findings of `erg check`, except a short window, as one caution."""
     findings = fitness(evidence).findings
     serious = [
         finding.seen
@@ -395,7 +395,7 @@ def _eval_loss(run: Run, reading: Result | None) -> Result:
         return reading
     values = [reported for reported in run.reported() if reported.name == "eval_loss"]
     if values:
-        return Reading(values[-1].value, "1", "reported", note="the last that the program told")
+        return Reading(values[-1].value, "1", "reported", note="the last reported value")
     try:
         return Reading(float(run.workload["eval_loss"]), "1", "reported")
     except (KeyError, TypeError, ValueError):

@@ -31,7 +31,7 @@ _TRAIN = PHASES.index("train")
 
 
 class SpanEvidence(Evidence):
-    """A run over a span of time with nothing left out; over all of its time by default."""
+    """Evidence of a run over a span of time, warm-up included; by default its whole time."""
 
     def __init__(
         self, run: Run, window: Window | None = None, settings: Settings | None = None
@@ -42,7 +42,7 @@ class SpanEvidence(Evidence):
 
     @cached_property
     def span(self) -> TrainingWindow:
-        """The span of time."""
+        """The span of time as a window."""
         window = self._window or self.watched
         return TrainingWindow.single(WATCHED, window.start_ns, window.end_ns)
 
@@ -75,7 +75,7 @@ def _reached(run: Run, loss: float) -> tuple[Window, int]:
     has_loss = ~np.isnan(rows["loss"])
     if int(has_loss.sum()) < SMOOTHED:
         count = int(has_loss.sum())
-        raise NotMeasurable(f"{count} of the steps have a loss: a target needs {SMOOTHED} of them")
+        raise NotMeasurable(f"only {count} steps have a loss: a target loss needs {SMOOTHED}")
     ends, losses = rows["end_ns"][has_loss], rows["loss"][has_loss]
     sums = np.cumsum(np.insert(losses, 0, 0.0))
     smooth = (sums[SMOOTHED:] - sums[:-SMOOTHED]) / SMOOTHED

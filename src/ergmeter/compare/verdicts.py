@@ -147,7 +147,7 @@ def _plains(low: float, high: float) -> str:
 
 
 def _further(measured: Metric, result: Contrast, effect: float) -> tuple[str, Needed | None]:
-    """What it takes to show a difference of the size of interest."""
+    """The number of repeats that would show a difference of size `effect`, in words."""
     if result.why or result.noise is None or result.dof is None:
         return result.why, None
     size = effect if measured.is_quality else relative(effect)
@@ -156,13 +156,13 @@ def _further(measured: Metric, result: Contrast, effect: float) -> tuple[str, Ne
     confidence = result.confidence
     repeats = min(result.repeats)
     if shows(size, result.noise, repeats, is_paired=is_paired, confidence=confidence):
-        return f"one of {what} would have shown", None
+        return f"a difference of {what} would have shown", None
     wanted = needed(size, result.noise, dof=result.dof, is_paired=is_paired, confidence=confidence)
     if wanted.repeats is None:
         return f"more than 1000 repeats would be needed to show {what}", wanted
     most = wanted.most if wanted.most is not None else "over 1000"
     return (
         f"about {wanted.repeats} repeats of each would show {what} ({wanted.fewest} to {most}, as"
-        " the scatter is known from few)",
+        " few repeats estimate the scatter)",
         wanted,
     )

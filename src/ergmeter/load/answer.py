@@ -27,11 +27,11 @@ from ergmeter.errors import FormatError
 # events is the HTML standard.
 
 _HEAD_LIMIT_BYTES = 65_536
-_SHOWN_BYTES = 40  # of what is no HTTP
+_SHOWN_BYTES = 40  # of an answer that is not HTTP
 
 
 class Response:
-    """One HTTP response. `feed` gives the bytes of its body; `is_done` says that it was all."""
+    """One HTTP response. `feed` returns the bytes of its body; `is_done`: it is complete."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -43,7 +43,7 @@ class Response:
         self._parser = HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
-        """Take what came. FormatError if it is no HTTP."""
+        """Parse received bytes; return those of the body. FormatError if they are not HTTP."""
         if self.is_done:
             return b""
         if not self.status:
@@ -51,18 +51,18 @@ class Response:
         try:
             self._parser.feed_data(data)
             if not self.status and len(self._head) > _HEAD_LIMIT_BYTES:
-                raise HttpParserError("its head does not end")
+                raise HttpParserError("the header does not end")
         except HttpParserError as error:
             if not self.status:
                 start = self._head[:_SHOWN_BYTES]
-                raise FormatError(f"no HTTP answer: it begins with {start!r} ({error})") from error
+                raise FormatError(f"not an HTTP answer: begins with {start!r} ({error})") from error
             if not self.is_done:
-                raise FormatError(f"a body that is no HTTP: {error}") from error
+                raise FormatError(f"the body of the answer is not HTTP: {error}") from error
         body, self._body = self._body, []
         return b"".join(body)
 
     def closed(self) -> bool:
-        """The connection has ended: whether the response has, too."""
+        """Note that the connection has ended; return whether the response is complete."""
         has_end = "content-length" in self.headers or "transfer-encoding" in self.headers
         self.is_done = self.is_done or (self.status > 0 and not has_end)
         return self.is_done
@@ -70,11 +70,11 @@ class Response:
     # -- called by the parser ---------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is complete."""
+        """Store a header that is complete."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """All headers are here: of the answer, or of an interim one such as 100 Continue."""
+        """All headers have been received. Drop those of an interim answer such as 100 Continue."""
         status = self._parser.get_status_code()
         if status >= 200:
             self.status = status
@@ -82,18 +82,18 @@ class Response:
             self.headers = {}
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Store a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """The whole answer is here, or an interim one."""
+        """The whole answer has been received; an interim one such as 100 Continue is ignored."""
         self.is_done = self.status > 0
         self.keeps_alive = self.is_done and self._parser.should_keep_alive()
 
 
 @dataclass
 class Events:
-    """Server-sent events. `feed` gives the data of each event that is complete."""
+    """A parser of server-sent events. `feed` returns the data of each complete event."""
 
     _buffer: bytes = b""
     _data: list[str] = field(default_factory=list)
@@ -101,15 +101,15 @@ class Events:
     _is_begun: bool = False
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what came of the body."""
+        """Parse received bytes of the body; return the data of the events that they complete."""
         if not self._is_begun and data:
             self._is_begun = True
-            data = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of it
+            data = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is not data
         if self._after_return and data:  # the second half of a CR LF
             self._after_return = False
             data = data.removeprefix(b"\n")
         self._buffer += data
-        # A CR at the very end ends its line now: a server that ends lines so may pause here.
+        # A CR at the very end ends the line now: a server with CR line ends may pause here.
         self._after_return = self._after_return or self._buffer.endswith(b"\r")
         text = self._buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._buffer = text.split(b"\n")
@@ -124,32 +124,32 @@ class Events:
 
     def _field(self, line: str) -> None:
         name, _, value = line.partition(":")
-        if name == "data":  # a comment has no name; event, id and retry say nothing to us
+        if name == "data":  # a comment has no name; event, id and retry are not used
             self._data.append(value.removeprefix(" "))
 
 
 MALFORMED = "malformed answer"
 _ERROR_CHARACTERS = 200
 _BODY_BYTES = 4000  # of an error's body
-_MANY_TOKENS = 2**31  # of one answer: more is no count
+_MANY_TOKENS = 2**31  # of one answer: a larger count is an error
 _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "text")
 
 
 @dataclass
 class Answer:
-    """One request, from when it was offered to when it is settled: answered whole, or failed."""
+    """A request and its answer, until it is settled: answered completely, or failed."""
 
     number: int
     due_ns: int = 0  # when the schedule wanted it sent; when it was sent, in a closed loop
     sent_ns: int = 0
     connect_s: float = 0.0  # 0 on a connection that was open already
-    chunks_ns: list[int] = field(default_factory=list)  # of those with text
+    chunks_ns: list[int] = field(default_factory=list)  # times of chunks with text
     end_ns: int = 0  # when it was settled; 0 until then
     prompt_tokens: int | None = None
     generated_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str = ""
-    failure: str = ""  # the kind: HTTP 429, timeout, ...; empty if all went well
+    failure: str = ""  # the kind: HTTP 429, timeout, ...; empty if there was none
     detail: str = ""
     response: Response = field(default_factory=Response)
     _events: Events = field(default_factory=Events)
@@ -158,7 +158,7 @@ class Answer:
 
     @property
     def offered_ns(self) -> int:
-        """When the server was to get it; 0 if it was neither scheduled nor sent yet."""
+        """The scheduled time, else when the request was sent; 0 if neither."""
         return self.due_ns or self.sent_ns
 
     @property
@@ -168,16 +168,16 @@ class Answer:
 
     @property
     def first_ns(self) -> int:
-        """When the first token came."""
+        """When the first token was received."""
         return self.chunks_ns[0]
 
     @property
     def last_ns(self) -> int:
-        """When the last token came."""
+        """When the last token was received."""
         return self.chunks_ns[-1]
 
     def received(self, data: bytes, t_ns: int) -> bool:
-        """Take bytes that came in at this time. Whether the answer is complete or has failed."""
+        """Parse bytes received at this time. True if the answer is now complete or has failed."""
         try:
             body = self.response.feed(data)
             if self.response.status == 200 and self._is_stream():
@@ -192,7 +192,7 @@ class Answer:
         return bool(self.failure) or self.response.is_done
 
     def closed(self) -> None:
-        """The server has closed the connection."""
+        """Settle the answer: the server has closed the connection."""
         if self.failure:
             return
         if self.response.closed():
@@ -203,7 +203,7 @@ class Answer:
             self.fail("no answer", "the server closed the connection without an answer")
 
     def fail(self, kind: str, detail: str) -> None:
-        """Note the first thing that went wrong."""
+        """Store the first failure; later ones are ignored."""
         if not self.failure:
             self.failure = kind
             self.detail = " ".join(detail.split())[:_ERROR_CHARACTERS]
@@ -222,10 +222,10 @@ class Answer:
         self._usage(chunk.get("usage"))
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
-            raise FormatError(f"choices that are no list: {event[:60]!r}")
+            raise FormatError(f"`choices` is not a list: {event[:60]!r}")
         for choice in choices:
             if not isinstance(choice, dict):
-                raise FormatError(f"a choice that is no object: {event[:60]!r}")
+                raise FormatError(f"a choice is not a JSON object: {event[:60]!r}")
             if _has_text(choice):
                 self.chunks_ns.append(t_ns)
             if choice.get("finish_reason"):
@@ -235,10 +235,10 @@ class Answer:
         if usage is None:
             return
         if not isinstance(usage, dict):
-            raise FormatError(f"a usage that is no object: {usage!r:.60}")
+            raise FormatError(f"`usage` is not a JSON object: {usage!r:.60}")
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        # Some servers send it with every chunk; the last is of the whole answer.
+        # Some servers send usage with every chunk; the last one counts the whole answer.
         self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
         self.generated_tokens = _count(usage.get("completion_tokens"), self.generated_tokens)
         self.cached_tokens = _count(cached, self.cached_tokens)
@@ -263,18 +263,18 @@ def _object(event: str) -> dict[str, Any]:
     try:
         chunk = json.loads(event)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"an event that is no JSON: {event[:60]!r}") from error
+        raise FormatError(f"an event is not JSON: {event[:60]!r}") from error
     if not isinstance(chunk, dict):
-        raise FormatError(f"an event that is no object: {event[:60]!r}")
+        raise FormatError(f"an event is not a JSON object: {event[:60]!r}")
     return chunk
 
 
 def _count(value: object, before: int | None) -> int | None:
-    """A number of tokens; what was known before where there is none."""
+    """Return the token count, or `before` if there is none. FormatError if it is not a count."""
     if value is None:
         return before
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MANY_TOKENS:
-        raise FormatError(f"a usage that is no number of tokens: {value!r:.60}")
+        raise FormatError(f"`usage` has a token count of {value!r:.60}")
     return value
 
 
@@ -292,7 +292,7 @@ def _parsed(body: bytes) -> object:
 
 
 def _message(error: object) -> str:
-    """The message in an error, in any of the forms that servers give it."""
+    """Return the message in an error, in any of the forms that servers use."""
     names = ("error", "message", "detail")
     while isinstance(error, dict) and (name := next(filter(error.get, names), None)):
         error = error[name]

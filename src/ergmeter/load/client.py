@@ -1,4 +1,4 @@
-"""Sends requests to a server, so that the client itself is not what is measured.
+"""Sends requests to a server and measures the client's own cost, which must stay small.
 
 A busy client's own waiting would count as the server's. One thread with one event loop takes bytes
 in and notes the time before it parses them; nothing is written or printed there. The loop's cost is
@@ -35,7 +35,7 @@ _PATHS: dict[str, str] = {"chat": "/chat/completions", "completions": "/completi
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where requests go."""
+    """The address that requests are sent to."""
 
     host: str
     port: int
@@ -44,30 +44,30 @@ class ServerAddress:
 
     @property
     def authority(self) -> str:
-        """Host and port as the Host header has them."""
+        """The value of the Host header: host, and port unless it is the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         usual = 443 if self.is_tls else 80
         return host if self.port == usual else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The whole address."""
+        """The full URL."""
         return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.path}"
 
 
 def address(url: str, endpoint: Endpoint) -> ServerAddress:
-    """The address of an endpoint below a base URL, with or without its /v1. UsageError if none."""
+    """The endpoint's address below a base URL, with or without /v1. UsageError if invalid."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{url!r} is no URL ({error}); give http://HOST:PORT") from error
+        raise UsageError(f"{url!r} is not a URL ({error}); give http://HOST:PORT") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is no URL of a server; give http://HOST:PORT or https://HOST")
+        raise UsageError(f"{url!r} is not a server's URL; give http://HOST:PORT or https://HOST")
     if parts.username or parts.password:
-        raise UsageError("a URL with a password would be kept in the run; use --api-key-env")
+        raise UsageError("the password in the URL would be stored in the run; use --api-key-env")
     if not url.isascii() or any(character.isspace() for character in url):
-        raise UsageError(f"{url!r} is no URL: write blanks and other alphabets as %20 and the like")
+        raise UsageError(f"{url!r} is not a URL: percent-encode blanks and non-ASCII, as in %20")
     is_tls = parts.scheme == "https"
     path = _path(parts.path, endpoint) + (f"?{parts.query}" if parts.query else "")
     return ServerAddress(parts.hostname, port or (443 if is_tls else 80), path, is_tls)
@@ -114,14 +114,14 @@ _PULSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """Where requests go, and what goes with each: headers, and how long silence is borne."""
+    """Address, headers and timeout of requests. `timeout_s`: the longest wait for any bytes."""
 
     address: ServerAddress
     headers: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 60.0
 
     def request(self, body: dict[str, Any]) -> bytes:
-        """The bytes of a request."""
+        """Return a POST request with this body as bytes."""
         payload = json.dumps(body).encode()
         lines = [
             f"POST {self.address.path} HTTP/1.1",
@@ -146,23 +146,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another request can be sent on it."""
+        """True if another request can be sent on this connection."""
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: it is open."""
+        """Called by asyncio when the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Called by asyncio when bytes have been received."""
         t_ns = time.monotonic_ns()
         self._heard_ns = t_ns
         if self._answer is not None and self._answer.received(data, t_ns):
             self._end(t_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it is closed."""
+        """Called by asyncio when the connection is closed."""
         self._transport = None
         if self._answer is not None:
             if exc is not None:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         while not self._done.done():
             silent_s = (time.monotonic_ns() - self._heard_ns) / NS_PER_S
             if silent_s >= timeout_s:
-                answer.fail("timeout", f"nothing came for {timeout_s:g} s")
+                answer.fail("timeout", f"nothing received for {timeout_s:g} s")
                 self._end(time.monotonic_ns())
                 break
             await asyncio.wait([self._done], timeout=timeout_s - silent_s)
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._answer = None
         if self._transport is not None:
             self._transport.abort()
@@ -222,7 +222,7 @@ class Client:
     async def connected(
         self, answer: Answer, *, own: Connection | None = None
     ) -> Connection | None:
-        """An open connection: the caller's own if it still is; None, and the reason, if none."""
+        """Return `own` if it is open, else a new connection; None if that fails (see `answer`)."""
         if own is not None and own.is_open:
             return own
         loop = asyncio.get_running_loop()
@@ -261,14 +261,14 @@ def _why(error: Exception, timeout_s: float) -> str:
 
 @dataclass
 class Pulse:
-    """How late the event loop wakes, and what its thread costs: shows a client-bound test."""
+    """Measures how late the event loop wakes and its CPU time: a busy client distorts results."""
 
     lags_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0
     _cpu_began_s: float = 0.0
 
     async def beat(self) -> None:
-        """Until it is cancelled."""
+        """Measure lags until cancelled."""
         self._began_s, self._cpu_began_s = time.monotonic(), time.thread_time()
         while True:
             before_s = time.monotonic()
@@ -282,6 +282,6 @@ class Pulse:
         return (time.thread_time() - self._cpu_began_s) / lasted_s if lasted_s > 0 else 0.0
 
     def lag_s(self, q: float) -> float:
-        """The lag that a share q of the beats stayed below."""
+        """The q-quantile of the lags."""
         ordered = sorted(self.lags_s) or [0.0]
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

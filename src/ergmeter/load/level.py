@@ -5,10 +5,10 @@ sending to its first token, with the tokens of the prompt. `decode` is from the 
 last, with the tokens generated and, as micro-steps, the chunks. The gaps between chunks are
 reported as `itl`. `requests.jsonl` has every request, the failed ones too.
 
-A failed request is fast or short, so it has no latency or tokens here. But its time is the server's
-too, and a rate without it would be too high. So each offered request is a row of `reported`, by its
-outcome (`metrics.evidence.requests`). The window of all rates is from the first offered to the last
-settled.
+A failed request is fast or short, so it has no latency or tokens here. But it took the server's
+time too, and a rate without that time would be too high. So each offered request is a row of
+`reported`, by its outcome (`metrics.evidence.requests`). The window of all rates is from the first
+request offered to the last one settled.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class LevelOutcome:
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    unsettled: int = 0  # in flight when it was interrupted
-    unsettled_s: float = 0.0  # how long the oldest of them had been
+    unsettled: int = 0  # in flight at an interruption
+    unsettled_s: float = 0.0  # how long the oldest of these had waited
     no_usage: int = 0  # answers without a token count, though the server sends one
-    zero_usage: int = 0  # answers with text for which it counts 0 tokens
+    zero_usage: int = 0  # answers with text for which the server counts 0 tokens
     most_in_flight: int = 0
     cpu_frac: float = 0.0
     lag_p99_s: float = 0.0
@@ -68,7 +68,7 @@ class LevelOutcome:
 
     @property
     def failed(self) -> int:
-        """Requests that got no whole answer."""
+        """Requests without a complete answer."""
         return sum(self.failures.values())
 
     @property
@@ -88,7 +88,7 @@ class LevelOutcome:
 
 
 class Interruption:
-    """SIGINT and SIGTERM end the sending early; what was measured is still shown.
+    """Ends the sending early on SIGINT or SIGTERM; the results so far are still reported.
 
     A second signal ends the program at once.
     """
@@ -98,7 +98,7 @@ class Interruption:
         self._stop: Callable[[], object] | None = None
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """End the sending; at the second signal the program."""
+        """End the sending at the first signal, the program at the second."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -106,7 +106,7 @@ class Interruption:
             self._stop()
 
     def cancels(self, task: asyncio.Task[None]) -> None:
-        """Cancel this task on a signal; at once if there was one."""
+        """Cancel this task on a signal; at once if a signal has already arrived."""
         loop = task.get_loop()
         self._stop = lambda: loop.is_closed() or loop.call_soon_threadsafe(task.cancel)
         if self.signal is not None:
@@ -131,14 +131,14 @@ def run(
             try:
                 asyncio.run(_send(plan, log, interruption or Interruption()))
             except (KeyboardInterrupt, asyncio.CancelledError):
-                outcome.is_interrupted = True  # what was settled until then is worth its figures
+                outcome.is_interrupted = True  # settled requests still give metrics
         cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
         meter.mark(requests.END_MARK, cost)
     return outcome
 
 
 def _machine_probes() -> tuple[str, ...]:
-    """Those of the machine's devices: our own process is not what is measured."""
+    """The probes of the machine's devices; the client's own process is not measured."""
     return registry.declaring("probes", is_default=True, reads="machine")
 
 
@@ -151,7 +151,7 @@ async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -
         client, lambda number: plan.asking.request(plan.prompts.prompt(number)), log.settled
     )
     try:
-        await asyncio.sleep(0)  # a signal that came before ends it here
+        await asyncio.sleep(0)  # an earlier signal cancels the task here
         if plan.warmup:
             await _warm_up(plan, sending, log)
         await _measure(plan, sending, log.outcome)
@@ -164,7 +164,7 @@ async def _warm_up(plan: LevelPlan, sending: pacing.Sending, log: _RequestLog) -
     at_once = min(plan.warmup, getattr(plan.pace, "concurrency", plan.warmup))
     try:
         await pacing.Closed(at_once).send(sending, pacing.LevelLength(plan.warmup), first=0)
-    finally:  # nothing counts where it was interrupted before
+    finally:  # if interrupted during the warm-up, nothing counts
         log.warmed_up()
         sending.client.most_in_flight = 0
 
@@ -214,7 +214,7 @@ class _RequestLog:
         self.tell(self.outcome)
 
     def interrupted(self, sending: pacing.Sending, t_ns: int) -> None:
-        """Write the requests that are in flight: offered, and not settled."""
+        """Write the requests in flight (offered, not settled) at an interruption."""
         for answer in sending.in_flight(t_ns):
             self._write(answer, requests.UNSETTLED, t_ns)
             if answer.offered_ns >= self.counted_from_ns:
@@ -228,7 +228,7 @@ class _RequestLog:
         self.file.write(json.dumps(_line(answer)) + "\n")
 
     def _spans(self, answer: Answer) -> None:
-        # Never a mixture: chunks stand in for tokens nowhere in these columns.
+        # Chunks never stand in for tokens in these columns.
         prompt = answer.prompt_tokens if self.counts_tokens else None
         generated = answer.usage_tokens if self.counts_tokens else None
         number, first_ns = answer.number, answer.first_ns
@@ -264,12 +264,12 @@ def _begin(meter: Meter, plan: LevelPlan) -> None:
 
 
 def _line(answer: Answer) -> dict[str, Any]:
-    """A request in `requests.jsonl`: times on the run's monotonic clock."""
+    """Return the line of a request in `requests.jsonl`; times are on the run's monotonic clock."""
     line: dict[str, Any] = {
         "number": answer.number,
         "due_ns": answer.offered_ns,
         "sent_ns": answer.sent_ns,
-        "end_ns": answer.end_ns or None,  # none: in flight when it was interrupted
+        "end_ns": answer.end_ns or None,  # None: in flight at an interruption
         "connect_s": answer.connect_s,
         "chunks": len(answer.chunks_ns),
         "prompt_tokens": answer.prompt_tokens,

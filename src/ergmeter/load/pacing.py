@@ -1,9 +1,9 @@
 """Decides when the next request is sent: closed loop or open loop.
 
 A closed loop (N requests at a time) asks less often just when the server is slow, so its latencies
-look fine: coordinated omission. It answers "how much can this server do with N users". An open loop
-(a rate of Poisson arrivals) sends on schedule, however many requests are under way. It counts
-latency from the scheduled time, so a request that was sent late has waited.
+look good: this is called coordinated omission. It answers "how much can this server do with N
+users". An open loop (a rate of Poisson arrivals) sends on schedule, however many requests are under
+way. It counts latency from the scheduled time, so that the wait of a late request counts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ergmeter.load.answer import Answer
 from ergmeter.load.client import Client, Connection
 from ergmeter.units import NS_PER_S
 
-AFTER_FAILURE_S = 0.1  # so that a server that refuses is not asked a thousand times a second
+AFTER_FAILURE_S = 0.1  # a refusing server must not get a thousand requests a second
 _CONNECT_AHEAD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class LevelLength:
-    """How long a level lasts: so many requests, or requests begun within so many seconds."""
+    """How long a level lasts: a number of requests, a number of seconds, or whichever is first."""
 
     requests: int | None = None
     duration_s: float | None = None
@@ -34,37 +34,37 @@ class LevelLength:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many requests at a time: the next is sent when one has ended."""
+    """A closed loop: `concurrency` requests at a time; the next is sent when one has ended."""
 
     concurrency: int
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """The pace as shown in tables."""
         return f"{self.concurrency} at a time"
 
     @property
     def clock(self) -> str:
-        """From when latency counts."""
+        """The description of when latency starts to count."""
         return f"closed loop, {self.label}: from a request's sending, on an open connection"
 
     @property
     def short(self) -> str:
-        """For the name of a run."""
+        """The pace as part of a run's name."""
         return f"c{self.concurrency}"
 
     @property
     def usual_warmup(self) -> int:
-        """Requests before those that count, unless the user says otherwise."""
+        """The default number of warm-up requests, which do not count."""
         return self.concurrency
 
     @property
     def usual_length(self) -> LevelLength:
-        """How long a level lasts, unless the user says otherwise."""
+        """The default length of a level."""
         return LevelLength(requests=max(20, 10 * self.concurrency))
 
     async def send(self, sending: Sending, extent: LevelLength, *, first: int) -> None:
-        """Requests by so many workers, each with a connection of its own, numbered from `first`."""
+        """Send requests, numbered from `first`, by `concurrency` workers with a connection each."""
         numbers = itertools.islice(itertools.count(first), extent.requests)
         until_s = time.monotonic() + extent.duration_s if extent.duration_s is not None else None
 
@@ -85,7 +85,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """So many requests a second on average, with Poisson arrivals."""
+    """An open loop: `rate_per_s` requests a second on average, with Poisson arrivals."""
 
     rate_per_s: float
     seed: int = 0
@@ -94,21 +94,21 @@ class Open:
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """The pace as shown in tables."""
         return f"{self.rate_per_s:g}/s"
 
     @property
     def clock(self) -> str:
-        """From when latency counts."""
+        """The description of when latency starts to count."""
         return f"open loop, {self.label}, Poisson: from the scheduled time of sending"
 
     @property
     def short(self) -> str:
-        """For the name of a run."""
+        """The pace as part of a run's name."""
         return f"r{self.rate_per_s:g}"
 
     async def send(self, sending: Sending, extent: LevelLength, *, first: int) -> None:
-        """Requests at their scheduled times, numbered from `first`."""
+        """Send requests, numbered from `first`, at their scheduled times."""
         began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
 
         async def send_one(number: int, due_ns: int) -> None:
@@ -124,7 +124,7 @@ class Open:
         await asyncio.gather(*tasks)
 
     def arrivals_s(self, extent: LevelLength) -> Iterator[float]:
-        """When requests are due, from the start of the level."""
+        """Yield when requests are due, in seconds from the start of the level."""
         dice = random.Random(self.seed)
         due_s = 0.0
         for _ in itertools.islice(itertools.count(), extent.requests):
@@ -136,7 +136,7 @@ class Open:
 
 @dataclass(slots=True)
 class Sending:
-    """Sends requests, and hands over each answer when it is settled."""
+    """Sends requests and passes each settled answer to `on_settled`."""
 
     client: Client
     request: Callable[[int], bytes]
@@ -144,13 +144,13 @@ class Sending:
     pending: dict[int, Answer] = field(default_factory=dict)  # by number: not settled yet
 
     async def ask(self, answer: Answer, own: Connection | None = None) -> Connection | None:
-        """One request, on the caller's own connection if it is open. Gives the connection."""
+        """Send a request when due, on `own` if that is open; return the connection used."""
         self.pending[answer.number] = answer
         request = self.request(answer.number)
         connection = await self.client.connected(answer, own=own)
         try:
             await _until(answer.due_ns)
-            if connection is None:  # which an open loop may know before the request is due
+            if connection is None:  # an open loop connects before the request is due
                 answer.end_ns = max(answer.end_ns, answer.due_ns)
             else:
                 await self.client.ask(connection, request, answer)

@@ -5,11 +5,12 @@ first word on. Those of a file are used in order and begin again only when used 
 reported. There is no tokenizer here. Two short requests measure how many tokens the server's
 template adds and how many a word takes; the server's own count is the metric.
 
-A first request outside any run finds out the options. `stream_options` makes vLLM send its token
-counts and is unknown to older servers. `ignore_eos` keeps answers at full length on vLLM and
-SGLang, and `transformers serve` answers 422 to it. Options are removed until the server accepts. If
-it accepts none, the answer's length is requested by its newer name, `max_completion_tokens`, which
-OpenAI's reasoning models require. A server that is down is found before a run directory is made.
+A first request outside any run finds the options that the server accepts. `stream_options` makes
+vLLM send its token counts and is unknown to older servers. `ignore_eos` keeps answers at full
+length on vLLM and SGLang, and `transformers serve` answers 422 to it. Options are removed until the
+server accepts. If it accepts none, the answer's length is requested by its newer name,
+`max_completion_tokens`, which OpenAI's reasoning models require. A server that is down is found
+before a run directory is made.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _WORDS = _COMMON.split()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks: a text or messages, and how many tokens it may get."""
+    """The prompt of a request, a text or messages, and the most tokens of its answer."""
 
     content: str | list[dict[str, Any]]
     output_tokens: int
 
     def fields(self, endpoint: Endpoint) -> dict[str, Any]:
-        """What is asked, as the endpoint wants it."""
+        """Return the prompt as fields of the request body for this endpoint."""
         if endpoint == "completions":
             if not isinstance(self.content, str):
                 raise UsageError("messages need --endpoint chat; completions take a prompt")
@@ -56,7 +57,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Prompts of so many random words. The n-th of a seed is always the same."""
+    """Prompts of `words` random words. The n-th prompt of a seed is always the same."""
 
     words: int
     output_tokens: int
@@ -71,13 +72,13 @@ class MadeUp:
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """Prompts of a file, in their order, again from the first when they are used up."""
+    """Prompts of a file in order, starting again from the first when used up."""
 
     prompts: tuple[Prompt, ...]
 
     @property
     def repeats_after(self) -> int | None:
-        """How many requests there are before one is asked again."""
+        """The number of requests before a prompt is repeated."""
         return len(self.prompts)
 
     def prompt(self, number: int) -> Prompt:
@@ -86,16 +87,16 @@ class FromFile:
 
 
 def read_prompts(path: Path, *, output_tokens: int) -> FromFile:
-    """Prompts of a file of JSON lines: {"prompt": ...} or {"messages": [...]}, or a bare string.
+    """Read prompts from JSON lines: {"prompt": ...}, {"messages": [...]} or a bare string.
 
-    A line's own "max_tokens" goes before `output_tokens`.
+    A line's own "max_tokens" replaces `output_tokens`.
     """
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
             prompts.append(_prompt(line, output_tokens, f"{path}, line {number}"))
     if not prompts:
-        raise FormatError(f"{path} holds no prompts; give a JSON object with a prompt in each line")
+        raise FormatError(f'{path} has no prompts; write one {{"prompt": "..."}} per line')
     return FromFile(tuple(prompts))
 
 
@@ -103,7 +104,7 @@ def _prompt(line: str, output_tokens: int, where: str) -> Prompt:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise FormatError(f"{where}: no JSON ({error})") from error
+        raise FormatError(f"{where}: not JSON ({error})") from error
     if isinstance(entry, str):
         return Prompt(entry, output_tokens)
     content = entry.get("prompt", entry.get("messages")) if isinstance(entry, dict) else None
@@ -115,7 +116,7 @@ def _prompt(line: str, output_tokens: int, where: str) -> Prompt:
     return Prompt(content, own)
 
 
-# The most telling first; a server that refuses one is asked with the next.
+# The most informative options first; if a server refuses them, the next are tried.
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True}, "ignore_eos": True},
     {"stream_options": {"include_usage": True}},
@@ -128,23 +129,23 @@ _FEW_WORDS = 8
 
 
 class ServerError(ErgmeterError):
-    """The server can't be used. The text says which, what it answered, and what to do."""
+    """The server can't be used; the text has its URL, its answer and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The options and fields that this server accepts."""
+    """Where requests go, and the options and fields that this server accepts."""
 
     target: RequestTarget
     endpoint: Endpoint
     model: str
     extra: dict[str, Any]  # what the user adds to each body
-    options: dict[str, Any]  # what the server was found to understand
+    options: dict[str, Any]  # options that the server accepts
     length_field: str = _LENGTH_FIELDS[0]  # what limits the tokens of an answer
     counts_tokens: bool = True  # whether its answers have `usage`
 
     def request(self, prompt: Prompt) -> bytes:
-        """The bytes of a request. A length in the user's own fields replaces ours."""
+        """Return the bytes of a request. A token limit in the user's own fields replaces ours."""
         body = {"model": self.model, **prompt.fields(self.endpoint), "stream": True}
         if not any(field in self.extra for field in _LENGTH_FIELDS):
             body[self.length_field] = prompt.output_tokens
@@ -154,8 +155,8 @@ class Asking:
 async def prepare(
     asking: Asking, prompts: MadeUp | FromFile, *, prompt_tokens: int
 ) -> tuple[Asking, MadeUp | FromFile]:
-    """The accepted options, and made-up prompts of the requested length."""
-    # Where prompts are made up, one that no later request repeats.
+    """Find the accepted options, and fit made-up prompts to the requested length."""
+    # Made-up prompts: one that no later request repeats.
     first = prompts.prompt(-3 if isinstance(prompts, MadeUp) else 0)
     asking = await accepted_options(asking, first)
     if asking.counts_tokens and isinstance(prompts, MadeUp):
@@ -164,7 +165,7 @@ async def prepare(
 
 
 async def accepted_options(asking: Asking, prompt: Prompt) -> Asking:
-    """The options that the server accepts. ServerError if it accepts none."""
+    """Find the options that the server accepts. ServerError if it can't be used."""
     refusal = None
     fields = _LENGTH_FIELDS if asking.endpoint == "chat" else _LENGTH_FIELDS[:1]
     for length_field, options in itertools.product(fields, _OPTIONS):
@@ -183,7 +184,7 @@ async def accepted_options(asking: Asking, prompt: Prompt) -> Asking:
 
 
 async def prompts_of_length(asking: Asking, prompts: MadeUp, *, tokens: int) -> MadeUp:
-    """As many words as make so many tokens, by the server's own count of two prompts."""
+    """Set the words that make `tokens` tokens, by the server's count for two prompts."""
     counts = []
     for number, words in enumerate((_FEW_WORDS, max(tokens, 4 * _FEW_WORDS)), start=-2):
         prompt = replace(prompts, words=words, output_tokens=1).prompt(number)

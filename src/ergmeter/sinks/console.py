@@ -3,8 +3,8 @@
 It writes to standard error, so that a pipe has the program's output alone. On a terminal the line
 is redrawn in place and the cursor returns to its start, so that the program's next output is where
 it would have been. Where tqdm draws bars, a plain line is printed above them with `tqdm.write`. In
-a file or pipe a line is printed now and then. A line too long for the terminal loses whole values:
-half a number is another number.
+a file or pipe a line is printed now and then. A line too long for the terminal loses whole values,
+since half a number would be a wrong number.
 
 In the line, a value that is neither measured nor derived names its basis; the block names each.
 """
@@ -39,7 +39,7 @@ class ConsoleSink(SelectingSink):
         self._is_drawn = False  # our line is at the cursor
 
     def write(self, update: Update) -> None:
-        """Print or redraw, if it is time to."""
+        """Print or redraw if due."""
         figures = self._selection.figures(update)
         if self._style == "block":
             if self._is_due(update):
@@ -81,7 +81,7 @@ class ConsoleSink(SelectingSink):
 
 
 def line(head: str, figures: list[SinkValue], *, columns: int | None) -> str:
-    """The metrics in one line, as many as fit."""
+    """Return as many metrics as fit in one line."""
     text = head
     for figure in figures:
         is_sure = figure.reading.basis in ("measured", "derived")
@@ -94,7 +94,7 @@ def line(head: str, figures: list[SinkValue], *, columns: int | None) -> str:
 
 
 def block(run: str, update: Update, figures: list[SinkValue]) -> list[str]:
-    """The metrics one per line, with units and basis."""
+    """Return the metrics, one per line, with unit and basis."""
     took = duration(update.length_s)
     over = f"{took} of training" if update.is_final else f"the last {took}"
     rows = [(catalogue()[f.key].title, readable(f.reading), f.reading.basis) for f in figures]
@@ -106,7 +106,7 @@ def block(run: str, update: Update, figures: list[SinkValue]) -> list[str]:
 
 
 def _labelled(figure: SinkValue) -> str:
-    """A value, with its title where the unit does not imply it."""
+    """Return a value, with its title unless the unit implies it."""
     title = catalogue()[figure.key].title
     value = readable(figure.reading)
     return value if title == figure.reading.unit else f"{title} {value}"
@@ -116,7 +116,7 @@ def _stream(stream: Any) -> Any:  # noqa: ANN401  anything that can be written t
     if isinstance(stream, str):
         return getattr(sys, choice(stream, ("stderr", "stdout"), option="stream"))
     if not hasattr(stream, "write"):
-        raise UsageError(f"stream is stderr, stdout or a file to write to; got {stream!r}")
+        raise UsageError(f"stream must be stderr, stdout or a writable file; got {stream!r}")
     return stream
 
 
@@ -126,7 +126,7 @@ def _bars() -> Any:  # noqa: ANN401  tqdm's class, where one of its bars is aliv
 
 
 def _columns(stream: Any) -> int | None:  # noqa: ANN401
-    """The width of a terminal, less the last column, where some wrap."""
+    """Return a terminal's width minus its last column, where some terminals wrap; else None."""
     try:
         return os.get_terminal_size(stream.fileno()).columns - 1 if stream.isatty() else None
     except (OSError, ValueError):

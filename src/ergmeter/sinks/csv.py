@@ -1,6 +1,6 @@
 """Writes a CSV file: one row per update, one row per run, or the row of an energy ledger.
 
-The columns are the catalogue's keys, all or those chosen, also of metrics without a value yet.
+The columns are the keys of all metrics, or of the chosen ones, whether they have a value or not.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class CsvSink(SelectingSink):
 
     def _columns(self, *, has_metrics: bool) -> tuple[str, ...]:
         if self._is_ledger and has_metrics:
-            raise UsageError("a ledger has SFT-Play's columns; leave metrics= or ledger= away")
+            raise UsageError("a ledger has fixed columns (SFT-Play's); omit metrics= or ledger=")
         keys = self._selection.columns()
         measured = LEDGER_MEASURED if self._is_ledger else (*_SCOPE, *keys)
         taken = [name for name in self._own if name in measured]
         if taken:
-            raise UsageError(f"columns= may not say what is measured: {', '.join(taken)}")
+            raise UsageError(f"columns= has columns that are measured; remove: {', '.join(taken)}")
         return ledger_columns(self._own) if self._is_ledger else (*measured, *self._own)

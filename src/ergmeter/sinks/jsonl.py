@@ -61,7 +61,7 @@ class JsonLinesSink(SelectingSink):
 
 
 def _reading_json(reading: Reading) -> dict[str, object]:
-    """The fields of a reading, without texts that are empty and bounds that are not finite."""
+    """Return the fields of a reading, without empty texts and non-finite bounds."""
     return {
         name: value if isinstance(value, str) else float(value)
         for name, value in asdict(reading).items()

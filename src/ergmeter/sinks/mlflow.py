@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
 
 EXPERIMENT = "ergmeter"
-_BATCH = 1000  # metrics: what the server takes in one request
+_BATCH = 1000  # the most metrics that a server accepts in one request
 
 
 class MlflowSink(SelectingSink):
@@ -43,7 +43,7 @@ class MlflowSink(SelectingSink):
             run_id=os.environ.get("MLFLOW_RUN_ID"),
             run_name=request.name,
         )
-        # Creating a database logs line by line to standard error.
+        # Without this, creating a database logs many lines to standard error.
         for noisy in ("mlflow.store.db", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self._client = _client(self._options["tracking_uri"])
@@ -67,7 +67,7 @@ class MlflowSink(SelectingSink):
         self._is_complete = update.is_final
 
     def close(self) -> None:
-        """End the run, if it is ours."""
+        """End the MLflow run, if the sink created it."""
         if self._is_ours and self._run_id is not None:
             status = "FINISHED" if self._is_complete else "KILLED"
             self._client.set_terminated(self._run_id, status=status)
@@ -76,7 +76,7 @@ class MlflowSink(SelectingSink):
         import mlflow
         from mlflow.tracking import fluent
 
-        # Private, and the only way to a run of another thread; older versions had one stack.
+        # A private function, the only way to another thread's run; older versions had one stack.
         latest = getattr(fluent, "_get_latest_active_run", mlflow.active_run)
         run = latest()
         return None if run is None else str(run.info.run_id)

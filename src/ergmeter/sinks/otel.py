@@ -30,10 +30,10 @@ _PATH = "/v1/metrics"
 
 # opentelemetry.io/docs/specs/semconv/hardware/gpu and .../common, 2026: of each GPU, by hw.id.
 # The mean over a window stands for the instant, as with any reader that polls.
-# The catalogue has their names.
+# The catalogue declares the names that are used.
 _ATTRIBUTES = {"hw.gpu.utilization": {"hw.gpu.task": "general"}}
 _UP_DOWN = "hw.gpu.memory.usage"  # the conventions make it an UpDownCounter
-_OF_A_GPU = "utilization.busy_frac"  # is in a device's figures, or missing there, if it is a GPU
+_OF_A_GPU = "utilization.busy_frac"  # a device that has or lacks this metric is a GPU
 
 
 class OtelSink(SelectingSink):
@@ -65,7 +65,7 @@ class OtelSink(SelectingSink):
             reader = self._collected = InMemoryMetricReader()
             self._exporter = options["exporter"] or _exporter(options)
         elif options["exporter"] or options["endpoint"]:
-            raise UsageError("a reader exports by itself; leave endpoint= and exporter= away")
+            raise UsageError("a reader exports by itself: omit endpoint= and exporter=")
         resource = Resource.create({"service.name": PREFIX, "ergmeter.run": request.name})
         self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("ergmeter")
@@ -73,7 +73,7 @@ class OtelSink(SelectingSink):
         self._instruments: set[str] = set()
 
     def write(self, update: Update) -> None:
-        """Export one update. A reader of the user's own collects it in its own time."""
+        """Export one update; the user's own reader, if any, collects it later."""
         from opentelemetry.metrics import Observation
 
         points = self._single(update)
@@ -99,7 +99,7 @@ class OtelSink(SelectingSink):
 
         data = collected.get_metrics_data()
         if data is not None and exporter.export(data) is not MetricExportResult.SUCCESS:
-            raise ConnectionError("the OpenTelemetry collector did not take the figures")
+            raise ConnectionError("the OpenTelemetry collector did not accept the metrics")
 
     def _single(self, update: Update) -> dict[str, list[Observation]]:
         from opentelemetry.metrics import Observation
@@ -124,7 +124,7 @@ class OtelSink(SelectingSink):
                 points.setdefault(name, []).append(Observation(figure.value, attributes))
 
     def _observe(self, name: str, unit: str, description: str) -> None:
-        """Make an instrument that reports the points of its name, if there isn't one."""
+        """Create the instrument `name`, which reports the points of that name, if it is new."""
         if name in self._instruments:
             return
         make = (
@@ -144,7 +144,7 @@ def _exporter(options: dict[str, Any]) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     # Without a handler Python prints the exporter's warnings to the program's standard error; the
-    # run's own mark tells of them. Handlers that the program has still get them.
+    # run already has a mark for them. The program's own handlers still get them.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     endpoint = options["endpoint"]  # None: OTEL_EXPORTER_OTLP_ENDPOINT, then localhost:4318
     if endpoint is not None and urlsplit(endpoint).path in ("", "/"):

@@ -71,7 +71,7 @@ class PrometheusSink(SelectingSink):
             self._thread.join()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The metrics of a scrape: called by the library."""
+        """Yield the metrics of a scrape; called by prometheus_client."""
         update = self._latest
         if update is None:
             return
@@ -103,7 +103,7 @@ class PrometheusSink(SelectingSink):
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UsageError(
-                    f"port {port} of {address} is taken; choose another port=, or 0 for a free one"
+                    f"port {port} of {address} is in use; choose another port=, or 0 for a free one"
                 ) from error
             raise
         self.url = f"http://{address}:{self._server.server_port}/metrics"

@@ -1,4 +1,4 @@
-"""Writes TensorBoard scalars to an event file of our own, beside the script's.
+"""Writes TensorBoard scalars to a separate event file, beside the script's own.
 
 A reader stops at an incomplete record and loses all that follows, so a record is written whole or
 not at all. The usual writer has a queue and a thread, and reports a full disk one call late.
@@ -67,7 +67,7 @@ class TensorBoardSink(SelectingSink):
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """A value of TensorBoard's text plugin, named in its metadata."""
+    """Return a text as a summary value for TensorBoard's text plugin."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING

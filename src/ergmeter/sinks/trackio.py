@@ -1,7 +1,7 @@
 """Writes rows to trackio's local SQLite file, which `trackio show` draws.
 
 `trackio.init` prints three lines, starts threads that read the GPU, and stamps each row with the
-time it was sent. Its log importers write to the same storage with given times, and so does this.
+time it was sent. So this sink writes to the storage directly, as trackio's log importers do.
 Nothing goes to a Space: `trackio sync` does that.
 """
 
@@ -37,7 +37,7 @@ class TrackioSink(SelectingSink):
             raise UsageError(str(error)) from error
 
     def write(self, update: Update) -> None:
-        """Add one row; its id prevents a second one when it is sent again."""
+        """Add one row; its id prevents a duplicate if the update is sent again."""
         tagged = self._tagged(update)
         row = {self._names.window: update.window_kind, **tagged} if update.is_final else tagged
         scope = "run" if update.is_final else "window"

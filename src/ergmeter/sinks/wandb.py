@@ -49,12 +49,12 @@ class WandbSink(SelectingSink):
                 self._log(update, tagged)
         except self._wandb.errors.UsageError as error:
             raise PluginError(
-                f"the W&B run was finished before ergmeter's figures were in ({error}); "
+                f"the W&B run was finished before ergmeter's last metrics were logged ({error}); "
                 "close the Meter before wandb.finish()"
             ) from error
 
     def close(self) -> None:
-        """Finish the run, if it is ours."""
+        """Finish the W&B run, if the sink created it."""
         if self._is_ours:
             self._wandb_run.finish(exit_code=0 if self._is_complete else 1)
 
@@ -68,7 +68,7 @@ class WandbSink(SelectingSink):
             project, name = self._options["project"], self._options["run_name"]
             run = wandb.init(project=project, name=name, settings=settings)
             self._is_ours = True
-            # Else a script that begins its run later would be given ours (reinit's default), with
+            # Else a later `wandb.init` in a script would return this run (reinit's default), with
             # our project and name. Undocumented; `finish` does the same.
             wandb.setup().remove_active_run(run)
         run.define_metric(self._names.tag("*"), step_metric=self._names.tag("step"))

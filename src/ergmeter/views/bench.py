@@ -168,7 +168,7 @@ def in_words(estimate: DurationEstimate) -> str:
     if not estimated and not estimate.unknown:
         return "nothing would run: every cell is skipped"
     if not estimated:
-        return "time: not known; results of an earlier run of it would tell"
+        return "time: unknown until there are results of an earlier run"
     rests = [
         (estimate.measured, "by the same configuration's earlier runs"),
         (estimate.alike, "by other cells of the scenario"),
@@ -254,7 +254,7 @@ def list_document(listing: CellListing, *, name: str) -> Document:
 def cell_table(
     rows: Sequence[tuple[Cell, CellState]], names: Sequence[str], *, out: Path | None = None
 ) -> Table:
-    """Return a table with a row a cell: number, status, time and reason.
+    """Return a table with a row for each cell: number, status, time and reason.
 
     `out`: the results directory, to name the file with the evidence of a failure.
     """
@@ -318,23 +318,23 @@ _UNWELL = "!"
 _WRAPPED = ("tokens/s", "memory")
 _REASON_CHARACTERS = 160
 _MEMORY_SAID = {
-    "hf": "in tensors, as the Trainer tells it",
-    "torch": "in tensors, as torch's allocator tells it",
+    "hf": "in tensors, as the Trainer reports it",
+    "torch": "in tensors, as torch's allocator reports it",
     "nvidia": "on the fullest device above its first reading",
     "nvidia mean": "above the first reading, mean of the devices",
     "host": "resident on the host",
 }
 _MEMORY_NOTES = (
-    "nvidia's are of all programs on a device, contexts and reserves included; the Trainer's and"
-    " the allocator's are what tensors held",
-    "the Trainer tells of rank 0 alone; an evaluation within train() is in train's figures",
+    "nvidia's values cover all programs on a device, contexts and reserves included; the"
+    " Trainer's and the allocator's cover tensors alone",
+    "the Trainer reports rank 0 alone; an evaluation within train() is in train's figures",
 )
 
 
 def report_document(overview: Overview, *, name: str, page: Path | None = None) -> Document:
     """Return a bench by configuration: counts, values, failures and notes.
 
-    With `page`, the file that it is written to, it has heat maps and links to the pages of runs.
+    `page`: the HTML file that it is written to; it adds heat maps and links to the pages of runs.
     """
     addresses = {} if page is None else _addresses(overview, page)
     heat_maps = () if page is None else _heat_maps(overview, addresses)
@@ -519,7 +519,7 @@ def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, 
     absent = [metrics[name].label for name in others if name not in layout.figures]
     absent += [] if memory else ["memory"]
     which = "cell that is shown" if overview.more else "cell"
-    none = f"No {which} tells: {', '.join(absent)}."
+    none = f"No {which} has: {', '.join(absent)}."
     return (*parts, Paragraph(none, style="dim")) if absent else tuple(parts)
 
 

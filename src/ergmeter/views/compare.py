@@ -164,7 +164,7 @@ def title(pair: GroupPair) -> str:
 
 
 def _pair_notes(pair: GroupPair) -> Iterator[Note]:
-    """Yield the verdicts, and the reason that all without an interval share, once."""
+    """Yield the verdicts; a reason that all without an interval share is given once."""
     whys = {v.contrast.why for v in pair.verdicts if v.state == "no interval" and v.contrast}
     shared = whys.pop() if len(whys) == 1 else ""
     for verdict in pair.verdicts:
@@ -205,7 +205,7 @@ def _course_parts(
 
 
 def _group_table(comparison: Comparison) -> Table:
-    """Return the mean and spread of each group, the spread below the mean where lines are kept."""
+    """Return a table of groups: the mean of each metric, and its spread on a line below."""
     by = ", ".join(comparison.group_by)
     heads = ("runs", *(head(m).replace(", ", ",\n") for m in comparison.measures))
     rows = (
@@ -295,7 +295,7 @@ def _notes(comparison: Comparison) -> Iterator[Items]:
     notes = _footnotes(comparison)
     is_of_runs = any(e.kind != "analysis" for g in comparison.to_compare for e in g.entries)
     if is_of_runs and any(not pair.is_comparable for pair in comparison.pairs):
-        notes.append("option --anyway gives the verdicts all the same")
+        notes.append("option --anyway gives verdicts for these too")
     if notes:
         yield Items(tuple(notes))
 
@@ -314,8 +314,8 @@ def _footnotes(comparison: Comparison) -> list[str]:
     elif len(sure) >= _MANY:
         wrong = (1 - comparison.options.confidence) * 100
         notes.append(
-            f"{len(sure)} intervals, each by itself: where nothing differs, {wrong:g} % of such"
-            " claim that something does"
+            f"{len(sure)} intervals, each by itself: if nothing differs, {wrong:g} % of them"
+            " still show a difference"
         )
     return notes
 
@@ -376,7 +376,7 @@ def _group_json(comparison: Comparison, group: Group) -> dict[str, Any]:
         key: {"missing": mean.reason} if isinstance(mean, Missing) else asdict(mean)
         for key, mean in results.items()
     }
-    absent = Missing("the source does not hold it")
+    absent = Missing("the source does not have it")
     runs = [
         {
             "source": entry.source,

@@ -76,7 +76,7 @@ class SortableCell(str):
     value: float | None
 
     def __new__(cls, text: str, value: float | None) -> SortableCell:
-        """Return the text with its value."""
+        """Return a cell with this text, sorted by `value`."""
         cell = super().__new__(cls, text)
         cell.value = value
         return cell
@@ -96,7 +96,7 @@ class BarCell(str):
 
 
 class Link(NamedTuple):
-    """A text that leads to an address, or a text alone if that is empty."""
+    """A text linked to an address; plain text if the address is empty."""
 
     text: str
     address: str = ""
@@ -108,7 +108,7 @@ class LinkCell(str):
     links: tuple[Link, ...]
 
     def __new__(cls, links: tuple[Link, ...]) -> LinkCell:
-        """Return the texts of the links, with commas."""
+        """Return a cell whose text is the links' texts, separated by commas."""
         cell = super().__new__(cls, ", ".join(link.text for link in links) or "-")
         cell.links = links
         return cell
@@ -142,7 +142,7 @@ def columns_of(first: str, *numbers: str, no_wrap: bool = False) -> tuple[TableC
 
 @dataclass(frozen=True)
 class Table:
-    """A table. A column that is just a title is one of text.
+    """A table. A column given as a title alone is a text column.
 
     `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
     leaves out the titles unless `has_head`. The first `row_titles` columns name the rows. If it
@@ -162,7 +162,7 @@ class Table:
 
     @property
     def layout(self) -> tuple[TableColumn, ...]:
-        """The columns as columns."""
+        """The columns as TableColumn objects."""
         return tuple(
             TableColumn(column) if isinstance(column, str) else column for column in self.columns
         )
@@ -187,7 +187,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class HeadlinePart:
-    """The answer: what it is about, the answer itself, and what it is over.
+    """The answer in a line: its subject (`name`), the answer (`text`) and its scope (`about`).
 
     The state decides the colour of the text.
     """
@@ -206,7 +206,7 @@ class ChartPart:
     table: Table | None = None
 
     def as_text(self) -> tuple[Part, ...]:
-        """Return the parts that stand for the chart where charts are not drawn."""
+        """Return the parts that replace the chart where charts are not drawn."""
         table = self.table or self.chart.table
         if table is None:
             return (Note("absent", f"{self.chart.title}: {self.chart.reason}"),)
@@ -264,7 +264,7 @@ class ChartGrid:
 
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
-    """The x axes that a page's charts can be drawn over, by name and title, and the first."""
+    """The x axes that a page offers for its charts, by name and title, and the initial one."""
 
     axes: tuple[tuple[str, str], ...]
     first: str
@@ -272,7 +272,7 @@ class AxisChoice:
 
 @dataclass(frozen=True, slots=True)
 class TimeZoom:
-    """Buttons that zoom a page's charts over time, with the spans in seconds that they go to."""
+    """Buttons that zoom a page's charts over time to the whole run or the counted part."""
 
     run_s: tuple[float, float] = (0.0, 1.0)
     counted_s: tuple[float, float] = (0.0, 1.0)
@@ -417,9 +417,9 @@ _FOR_PAGES = ChartGrid | AxisChoice | TimeZoom | MetricCards | HeatMap
 
 
 def parts_for(parts: Sequence[Part], medium: Medium) -> list[Part]:
-    """Return the parts that a medium shows; text has tables and notes for charts.
+    """Return the parts that a medium shows; in text, tables and notes replace charts.
 
-    Those inside sections stay.
+    Parts inside sections stay as they are.
     """
     return [piece for part in parts for piece in _for_medium(part, medium)]
 

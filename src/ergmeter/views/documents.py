@@ -61,7 +61,7 @@ def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
 
 
 def metrics_document(summary: Summary, names: Sequence[str]) -> Document:
-    """Return these metrics, by key or alias: a line for each; as data in the catalogue's unit."""
+    """Return metrics, by key or alias: a line each as text; JSON in the catalogue's units."""
     lines = Paragraph("\n".join(metric_lines(summary, names)), is_to_copy=True)
     keys = [_metric(summary, name)[0].key for name in names]
     data = {"readings": {key: result(summary.readings[key]) for key in keys}}
@@ -78,7 +78,7 @@ def _training(run: Run, number: int) -> dict[str, Any]:
 def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dict[str, Any]:
     """Return a summary as JSON, with the settings it was made under.
 
-    `readings` is keyed by the catalogue.
+    The keys of `readings` are those of the catalogue.
     """
     settings = settings_of(run, overrides)
     use = gpu_use(run, settings.devices)
@@ -112,7 +112,7 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
 
 
 def metric_lines(summary: Summary, names: Iterable[str]) -> Iterator[str]:
-    """Return a line for each metric, by key or alias, in the unit of that; shared reasons once.
+    """Yield a line for each metric, by key or alias, in its unit; shared reasons once.
 
     `AEC 341.2 W (measured; ...)`.
     """
@@ -151,7 +151,7 @@ def _reading_line(reading: Reading, scale: float, unit: str) -> str:
 def export(
     run: Run, summary: Summary, target: Path, *, form: str, force: bool = False
 ) -> Iterator[Path]:
-    """Write the files and yield their paths. Refuses to overwrite unless forced."""
+    """Write a run's tables to files and yield their paths. Overwrites only if forced."""
     target.mkdir(parents=True, exist_ok=True)
     tables = export_tables(evidence_of(run))
     if form == "json":

@@ -64,9 +64,9 @@ _CSV = (
 
 
 def gate_document(gate: Gate, *, with_charts: bool = False) -> Document:
-    """The verdict, every rule on every configuration with the worst first, and the method.
+    """Return the verdict, all rules on all configurations, the worst first, and the method.
 
-    `with_charts`: for a page, which shows them; other forms leave them out.
+    `with_charts`: add charts, which only a page shows.
     """
     rows = gate_rows(gate)
     table = Table(("verdict", "cell", "rule", TableColumn("change", "below")), tuple(rows[:_MOST]))
@@ -344,8 +344,8 @@ def _chart(number: int, rule: GateRule, gate: Gate) -> Chart:
         return Chart(id_, title, "", None, reason=words or "no cell works on both sides")
     is_ratio = rule.scale == "ratio"
     scale = Scale(1.0, "") if is_ratio else _scale(own)
-    less = f"NEW less REF, {scale.unit}" if scale.unit else "NEW less REF"
-    note = "thick upright lines are what the rule allows, on the thin one nothing changed"
+    less = f"NEW minus REF, {scale.unit}" if scale.unit else "NEW minus REF"
+    note = "thick vertical lines are the rule's limits; the thin one marks no change"
     if len(own) > _MOST_DOTS:
         note += f"; the first {_MOST_DOTS} of {len(own)}, the worst first: the table has all"
     return interval_chart(
@@ -406,7 +406,7 @@ _LEVELS: dict[str, tuple[str, str, str]] = {
 
 
 def _ci_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
-    """The gate's rows; the first is why it exits with 2, 3 or 4, if it does."""
+    """The gate's rows; the reason for an exit code of 2, 3 or 4 comes first."""
     return [*([("error", "erg gate", "", gate.reason)] if gate.reason else []), *gate_rows(gate)]
 
 

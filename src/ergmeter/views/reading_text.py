@@ -57,7 +57,7 @@ def status_state(status: str) -> State:
 
 
 def is_of_a_log(run: Run, summary: Summary) -> bool:
-    """True if the run was made of a log, without readings of devices."""
+    """True if the run was imported from a log, without readings of devices."""
     return summary.status == IMPORTED and not run.devices
 
 
@@ -89,7 +89,7 @@ def reader_notes(summary: Summary) -> tuple[str, ...]:
 
 
 def expected_metrics(run: Run, summary: Summary, view: str) -> list[str]:
-    """Metrics of this kind of run that are named with the reason where they are absent."""
+    """Return the metrics of this kind of run that are shown with a reason if absent."""
     expected = expected_in(view)
     if is_of_a_log(run, summary):
         expected = [key for key in expected if not key.startswith(("energy.", "memory."))]

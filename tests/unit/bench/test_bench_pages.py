@@ -43,20 +43,20 @@ def test_what_is_said_of_a_cut_bench_is_said_of_what_is_shown() -> None:
     failed = [row(num_gpus=n, status="oom") for n in range(3)]
     said = page(*failed, row(num_gpus=9, tokens_per_s=1.0), most=3)
     assert "The first 3 of 4 configurations: --all shows the others." in said
-    assert "No cell that is shown tells: tokens/s, tokens/s per device" in said
+    assert "No cell that is shown has: tokens/s, tokens/s per device" in said
     said = page(row(num_gpus=9, tokens_per_s=1.0), *failed, most=3)
-    assert "No cell that is shown tells: tokens/s per device" in said
+    assert "No cell that is shown has: tokens/s per device" in said
     whole = page(row(num_gpus=9, tokens_per_s=1.0))
     assert "configurations: --all" not in whole
-    assert "No cell tells: tokens/s per device" in whole
+    assert "No cell has: tokens/s per device" in whole
 
 
 def test_memory_is_that_of_the_table() -> None:
     said = page(row(num_gpus=1, memory_hf_peak_bytes=2e9), row(num_gpus=2))
     assert "memory in tensors, peak (hf)" in said
     assert "2 GB" in said
-    assert "memory" not in said.partition("No cell tells:")[2]
-    assert page(row(tokens_per_s=1.0)).partition("No cell tells:")[2].rstrip().endswith("memory.")
+    assert "memory" not in said.partition("No cell has:")[2]
+    assert page(row(tokens_per_s=1.0)).partition("No cell has:")[2].rstrip().endswith("memory.")
 
 
 def test_a_page_has_the_gates_verdicts_the_worst_first_and_every_change() -> None:
@@ -90,7 +90,7 @@ def test_a_difference_of_bytes_has_its_unit_and_the_worst_is_first() -> None:
 
     new, ref = side(a=9e9, b=20e9, c=11e9), side(a=10e9, b=10e9, c=10e9)
     whole = compared(new, ref, "peak_memory +500000000")
-    assert '"NEW less REF, GB"' in whole
+    assert '"NEW minus REF, GB"' in whole
     points = re.search(r'"name": ?"limits", ?"values": ?\[([^\]]*)', whole)
     assert points is not None
     assert set(re.findall(r'"v": ?([-\d.]+)', points[1])) == {"0.5"}

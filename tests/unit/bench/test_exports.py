@@ -156,7 +156,7 @@ def test_what_is_read_is_not_replaced_even_by_force(erg: Erg, tmp_path: Path) ->
     before = path.read_text()
     code, _, said = erg("bench", "report", path, "--export", path, "--force")
     assert (code, path.read_text()) == (2, before)
-    assert "it is what is read; name another" in said
+    assert "it is the input; name another" in said
     code, _, said = erg("bench", "report", path, "--export", tmp_path)
     assert code == 2
     assert erg("bench", "report", path, "--export", tmp_path / "a.xlsx")[0] == 2

@@ -187,7 +187,7 @@ def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
     )
     told = {(one.name, one.state): one.words for one in found.remarks}
     assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "worse"]
-    assert told["b", "worse"] == "not what it says: attention: sdpa"
+    assert told["b", "worse"] == "claim not met: attention: sdpa"
     assert told["c", "inconclusive"] == "missing in NEW"
     assert ("d", "absent") in told
 
@@ -267,7 +267,7 @@ def test_tokens_that_are_not_alike_are_never_red() -> None:
     both = as_table([PADDED, FREE])
     found = gate(both, both, [SPEED], options=CHOSEN, is_plain=True)
     assert found.state == "inconclusive"
-    assert "not of the same tokens" in found.verdicts[0].words
+    assert "the sides count different tokens" in found.verdicts[0].words
 
 
 def test_a_slowdown_of_all_cells_shows_over_them_though_none_was_repeated() -> None:
@@ -382,7 +382,7 @@ def test_two_scenarios_with_one_command_are_two_cells() -> None:
 def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> None:
     found = compare(scenarios("new name"), scenarios("old name", group=group))
     assert len(found.pairs) == 1
-    told = "measured otherwise in 1 of 1 cells: scenario new name in NEW, old name in REF"
+    told = "measured differently in 1 of 1 cells: scenario new name in NEW, old name in REF"
     assert told in gate_view.remarks(found)
     # Where REF has two that run the same, the name says which.
     both = compare(scenarios("one"), scenarios("two", "one", group=group))
@@ -502,7 +502,7 @@ def test_runs_that_were_measured_otherwise_are_told() -> None:
     new = as_table(repeats("g", "loss", [1.0, 1.0], device="B", **{**plain, "raw": tracked}))
     found = gate(new, ref, ["loss +-1%"])
     said = gate_view.gate_method(found)
-    begun = "measured otherwise in 1 of 1 cells: "
+    begun = "measured differently in 1 of 1 cells: "
     assert f"{begun}device B in NEW, A in REF" in said
     assert f"{begun}the Trainer's memory tracker was on in NEW, off in REF" in said
     assert not [line for line in gate_view.gate_method(gate(ref, ref)) if "otherwise" in line]

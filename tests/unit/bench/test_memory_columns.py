@@ -200,7 +200,7 @@ def test_an_export_has_the_lists_and_both_sums(erg: Erg, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--smi-interval", "2"], "--smi-keywords and --smi-interval are of --memory nvidia-smi"),
+        (["--smi-interval", "2"], "--smi-keywords and --smi-interval need --memory nvidia-smi"),
         (["--memory", "nvidia-smi", "--smi-interval", "0"], "0.001 to 86400 s; got 0"),
         (["--memory", "all", "--smi-keywords", "a b,$(c)"], "'$(c)' is no keyword of nvidia-smi"),
         (["--memory", "smi"], "'smi' is not one of"),

@@ -169,7 +169,7 @@ def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
     assert "skipped because" in text
     assert "x=2       too much" in text
     assert "run 1" in text
-    assert "time: not known" in text
+    assert "time: unknown" in text
     assert "run 2" in printed(made, every=True)
     told = plan_document(made, estimate_duration(made, seconds_a_cell=3)).data
     assert told["estimate"]["total_s"] == 3.0

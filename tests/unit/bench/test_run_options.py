@@ -20,7 +20,7 @@ def test_what_has_no_effect_with_a_scheduler_is_refused(
     code, _, err = erg(*words, "--launcher", launcher, *options)
     assert code == 2
     said = " ".join(err.split())
-    assert f"{options[0]} is of the launcher local: with {launcher} the scheduler places" in said
+    assert f"{options[0]} is for the launcher local: with {launcher} the scheduler places" in said
     assert erg(*words, "--launcher", launcher)[0] == 0  # the default is no wish
     assert erg(*words, "--launcher", launcher, "--cool-down", 0)[0] == 0
     assert erg(*words, "--launcher", "local", *options)[0] == 0

@@ -550,7 +550,7 @@ def test_a_path_without_repeats_is_no_noise(tmp_path: Path, erg: Erg) -> None:
         run(tmp_path / "mixed" / str(length), seq_len=length)
     code, _, said = erg(*asked, tmp_path / "mixed")
     assert code == 2
-    assert "no repeats of one configuration" in said
+    assert "these runs are not repeats" in said
 
 
 def test_json_has_the_reason_where_nothing_was_judged(tmp_path: Path, erg: Erg) -> None:
@@ -675,14 +675,14 @@ def test_noise_is_of_the_configuration_that_is_judged(tmp_path: Path, erg: Erg) 
     asked = ("gate", new, ref, "--rule", SPEED, "--json", "--noise")
     code, out, said = erg(*asked, both)
     assert code == 2
-    assert "no repeats of one configuration" in said
+    assert "these runs are not repeats" in said
     code, out, _ = erg(*asked, both, "--by", "seq_len")
     figure = json.loads(out)["judgements"][0]["figure"]
     assert (code, figure["freedom"]) == (1, 2)
     assert figure["noise"] == pytest.approx(np.std(np.log([1.0, 1.004, 0.996]), ddof=1))
     code, out, said = erg(*asked, both / "long", "--by", "seq_len")
     assert code == 2
-    assert said.startswith(f"erg gate: --noise {both / 'long'}: no run there matches")
+    assert said.startswith(f"erg gate: --noise {both / 'long'}: no run there has the")
 
 
 def test_noise_of_other_work_is_not_comparable(tmp_path: Path, erg: Erg) -> None:

@@ -78,7 +78,7 @@ def test_runs_of_a_job_that_are_named_apart_are_no_repeats_of_a_group(resumed: P
     entries = read_entries([resumed / "a", resumed / "b"]).entries
     assert [entry.kind for entry in entries] == ["run", "run"]
     assert tuple(mixed_facts(Group("both", entries), ())) == (
-        "both has 2 runs of the job pretrain, which are no repeats",
+        "both has 2 runs of the job pretrain, which are not repeats",
     )
 
 

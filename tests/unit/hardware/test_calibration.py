@@ -155,7 +155,7 @@ def test_half_a_calibration_does_not_take_the_place_of_a_whole_one() -> None:
     half.interrupted, half.measured = True, "2026-11-16T12:00:00+00:00"
     assert "kept in" in stored_line(half, None)
     assert "kept in" in stored_line(calibration(), None)
-    assert "that of 2026-11-15 is whole, and stays" in stored_line(half, None)
+    assert "the full one of 2026-11-15 stays" in stored_line(half, None)
     found = load_calibration("GPU-1")
     assert found is not None
     assert not found.interrupted

@@ -81,8 +81,8 @@ def test_a_lower_bound_and_an_upper_one_are_told_apart(capsys: pytest.CaptureFix
 def test_what_is_no_product_is_named_below_the_total(capsys: pytest.CaptureFixture[str]) -> None:
     shown = of(capsys, "cholesky_native.unopt")
     assert (
-        "  !  not counted, as they are no matrix products: cholesky (1 call, 3.456 kFLOP by n^3/3),"
-        " triangular-solve (1 call, 4.32 kFLOP by n^2 a right-hand side)"
+        "  !  not counted, as they are not matrix products: cholesky (1 call, 3.456 kFLOP by"
+        " n^3/3), triangular-solve (1 call, 4.32 kFLOP by n^2 a right-hand side)"
     ) in shown
     shown = of(capsys, "fft_in_loop.unopt")
     assert "at least 0 MACs (0 FLOP)" in shown

@@ -244,7 +244,7 @@ def test_a_compressed_log_that_ends_half_way_is_said_and_read(
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["import", str(log), "--out", str(tmp_path / "run")])
     said = capsys.readouterr()
-    assert said.err == f"erg: {log}: the compressed log ends half way; what there is was read\n"
+    assert said.err == f"erg: {log}: the compressed log is incomplete; its first part was read\n"
     assert "timed step lines" in said.out
 
 

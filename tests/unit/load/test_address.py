@@ -31,14 +31,14 @@ def test_a_base_url_leads_to_its_endpoint(url: str, endpoint: Endpoint, whole: s
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("ftp://host", "no URL of a server"),
-        ("http://", "no URL of a server"),
-        ("http://host:port", "is no URL"),
-        ("http://host:99999", "is no URL"),
-        ("http://ho st", "write blanks"),
-        ("http://hôte/v1", "write blanks"),
+        ("ftp://host", "not a server's URL"),
+        ("http://", "not a server's URL"),
+        ("http://host:port", "is not a URL"),
+        ("http://host:99999", "is not a URL"),
+        ("http://ho st", "percent-encode blanks"),
+        ("http://hôte/v1", "percent-encode blanks"),
         ("http://me:secret@host", "--api-key-env"),
-        ("http://[::1", "is no URL"),
+        ("http://[::1", "is not a URL"),
         ("http://h/v1/completions", "make them agree"),
     ],
 )

@@ -94,12 +94,12 @@ def test_a_chunked_body_that_stops_in_the_middle_is_not_whole() -> None:
     "garbage", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\x16\x03\x01\x02\x00", b"HTTP/2 200\r\n\r\n"]
 )
 def test_what_is_no_http_is_refused_by_its_first_bytes(garbage: bytes) -> None:
-    with pytest.raises(FormatError, match="no HTTP answer: it begins with"):
+    with pytest.raises(FormatError, match="not an HTTP answer: begins with"):
         Response().feed(garbage)
 
 
 def test_a_length_of_a_chunk_that_is_no_number_is_refused() -> None:
-    with pytest.raises(FormatError, match="no HTTP: Invalid character in chunk size"):
+    with pytest.raises(FormatError, match="not HTTP: Invalid character in chunk size"):
         Response().feed(HEAD + b"xyz\r\n")
 
 
@@ -156,14 +156,14 @@ def test_usage_that_comes_with_every_chunk_counts_once() -> None:
     [
         ([text_chunk("a")], b"", "cut off", "the stream ended after 1 chunks"),
         ([text_chunk("a")], b"0\r\n\r\n", "cut off", r"without \[DONE\] or a finish_reason"),
-        ([text_chunk("a"), "<html>"], b"", "malformed answer", "no JSON: '<html>'"),
-        (["[1]"], b"", "malformed answer", "no object"),
-        ([{"choices": ["x"]}], b"", "malformed answer", "a choice that is no object"),
-        ([{"choices": {"delta": {}}}], b"", "malformed answer", "choices that are no list"),
-        ([{"usage": [5]}], b"", "malformed answer", r"a usage that is no object: \[5\]"),
-        ([{"usage": {"completion_tokens": "5"}}], b"", "malformed answer", "tokens: '5'"),
-        ([{"usage": {"completion_tokens": -1}}], b"", "malformed answer", "tokens: -1"),
-        (["[" * 100_000], b"", "malformed answer", "no JSON"),
+        ([text_chunk("a"), "<html>"], b"", "malformed answer", "not JSON: '<html>'"),
+        (["[1]"], b"", "malformed answer", "not a JSON object"),
+        ([{"choices": ["x"]}], b"", "malformed answer", "a choice is not a JSON object"),
+        ([{"choices": {"delta": {}}}], b"", "malformed answer", "`choices` is not a list"),
+        ([{"usage": [5]}], b"", "malformed answer", r"`usage` is not a JSON object: \[5\]"),
+        ([{"usage": {"completion_tokens": "5"}}], b"", "malformed answer", "token count of '5'"),
+        ([{"usage": {"completion_tokens": -1}}], b"", "malformed answer", "token count of -1"),
+        (["[" * 100_000], b"", "malformed answer", "not JSON"),
         ([{"error": {"message": "out of blocks"}}], b"", "error in the stream", "out of blocks"),
         ([STOP, "[DONE]"], b"0\r\n\r\n", "empty", "no first token"),
     ],
@@ -226,12 +226,12 @@ def test_no_json_breaks_the_client(payload: object) -> None:
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "5, 6", "-1"])
 def test_a_length_of_a_body_that_is_no_number_is_refused(length: str) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\nbody".encode("latin-1")
-    with pytest.raises(FormatError, match=r"no HTTP answer: .*Content-Length"):
+    with pytest.raises(FormatError, match=r"not an HTTP answer: .*Content-Length"):
         Response().feed(head)
 
 
 def test_a_head_that_does_not_end_is_refused() -> None:
-    with pytest.raises(FormatError, match="its head does not end"):
+    with pytest.raises(FormatError, match="the header does not end"):
         Response().feed(b"HTTP/1.1 200 OK\r\n" + b"X-Header: value\r\n" * 5000)
 
 

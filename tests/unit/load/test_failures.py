@@ -192,11 +192,15 @@ def cut_short(send: Callable[[bytes], None]) -> None:
 @pytest.mark.parametrize(
     ("failure", "kind", "example"),
     [
-        (streamed({"choices": ["x"]}), "malformed answer", "a choice that is no object"),
-        (streamed({"choices": {"delta": "x"}}), "malformed answer", "choices that are no list"),
-        (streamed([{"choices": []}]), "malformed answer", "an event that is no object"),
-        (streamed('{"choices": ['), "malformed answer", "an event that is no JSON"),
-        (streamed({"choices": [], "usage": ["5"]}), "malformed answer", "a usage that is no"),
+        (streamed({"choices": ["x"]}), "malformed answer", "a choice is not a JSON object"),
+        (streamed({"choices": {"delta": "x"}}), "malformed answer", "`choices` is not a list"),
+        (streamed([{"choices": []}]), "malformed answer", "an event is not a JSON object"),
+        (streamed('{"choices": ['), "malformed answer", "an event is not JSON"),
+        (
+            streamed({"choices": [], "usage": ["5"]}),
+            "malformed answer",
+            "`usage` is not a JSON object",
+        ),
         (streamed({"choices": [{"delta": ["x"]}]}), "cut off", "without [DONE]"),
         (cut_short, "cut off", "the stream ended after 1 chunks"),
     ],

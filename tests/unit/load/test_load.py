@@ -231,8 +231,8 @@ def test_failures_are_counted_listed_and_left_out_of_the_figures(erg: Erg) -> No
         "HTTP 429": (2, "slow down"),
         "HTTP 500": (2, "oops"),
         "cut off": (2, "the stream ended after 1 chunks with text"),
-        "malformed answer": (2, "an event that is no JSON: '<html>'"),
-        "timeout": (2, "nothing came for 1 s"),
+        "malformed answer": (2, "an event is not JSON: '<html>'"),
+        "timeout": (2, "nothing received for 1 s"),
     }
     assert value(level, "requests.failed") == 10
     assert value(level, "requests.count") == 2
@@ -283,15 +283,15 @@ def test_a_server_that_refuses_the_first_request_is_told_with_the_cure(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ftp://host",), "no URL of a server"),
-        (("http://host:port",), "is no URL"),
+        (("ftp://host",), "not a server's URL"),
+        (("http://host:port",), "is not a URL"),
         (("http://h", "--concurrency", "2", "--rate", "1"), "give one"),
         (("http://h", "--requests", "2", "--duration", "1"), "give one"),
         (("http://h", "--concurrency", "two"), "numbers with commas"),
         (("http://h", "--concurrency", "0"), "above 0"),
         (("http://h", "--rate", "inf"), "above 0"),
         (("http://h", "--slo", "ttft"), "--slo takes"),
-        (("http://h", "--slo", "p99=1"), "--slo knows ttft, tpot, e2e"),
+        (("http://h", "--slo", "p99=1"), "--slo takes limits of ttft, tpot, e2e"),
         (("http://h", "--header", "nocolon"), "'NAME: VALUE'"),
         (("http://h", "--body", "[1]"), "a JSON object"),
     ],
@@ -411,7 +411,7 @@ def test_prompts_of_a_file_that_are_asked_twice_are_remarked_on(erg: Erg, tmp_pa
         whole = loaded(erg, server.url, "--prompts", file, "--requests", 4, "--warmup", 0)
         asked = [body["messages"][0]["content"] for body in server.bodies]
     assert asked == ["one", "one", "two", "one", "two"]  # the first is in no run
-    assert any("2 prompts were asked more than once" in remark for remark in whole["remarks"])
+    assert any("2 prompts were sent more than once" in remark for remark in whole["remarks"])
 
 
 def test_the_clients_own_cost_is_told(erg: Erg) -> None:

@@ -46,10 +46,10 @@ def test_a_file_gives_prompts_and_messages_in_their_order_and_again(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"prompt": "a"}\nnot json\n', "line 2: no JSON"),
+        ('{"prompt": "a"}\nnot json\n', "line 2: not JSON"),
         ('{"text": "a"}\n', "line 1: neither a prompt nor messages"),
         ('{"prompt": "a", "max_tokens": 0}\n', "line 1: max_tokens"),
-        ("\n\n", "holds no prompts"),
+        ("\n\n", "has no prompts"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -121,7 +121,7 @@ def test_no_difference_says_what_would_show_one() -> None:
 def test_no_difference_where_one_would_have_shown() -> None:
     """A scatter of 0.1 %: 2 % could not have hidden."""
     pair = only(compared(group("a", [1000, 1001, 999]), group("b", [999, 1000.5, 1000])))
-    assert words(pair).endswith("one of 2 % would have shown")
+    assert words(pair).endswith("a difference of 2 % would have shown")
 
 
 def test_one_run_of_each_has_no_verdict() -> None:
@@ -203,12 +203,12 @@ def test_a_group_that_mixes_work_is_refused() -> None:
 def test_a_short_window_is_refused() -> None:
     short = group("unsloth", FAST, time__window_s=3.2)
     assert (
-        "unsloth-0: a steady window of 3.2 s, where 5 s are the least"
+        "unsloth-0: a steady window of 3.2 s, but at least 5 s are needed"
         in only(compared(group("bnb", SLOW), short)).fairness.refusals
     )
     few = group("unsloth", FAST, steps__count=7)
     assert (
-        "unsloth-0: 7 steady steps, where 10 are the least"
+        "unsloth-0: 7 steady steps, but at least 10 are needed"
         in only(compared(group("bnb", SLOW), few)).fairness.refusals
     )
 
@@ -349,7 +349,7 @@ def test_one_group_is_shown_and_said_to_be_alone() -> None:
 
 
 def test_a_column_that_nobody_has_is_refused() -> None:
-    with pytest.raises(UsageError, match="no run says its 'colour'; there are backend"):
+    with pytest.raises(UsageError, match="no run has a column 'colour'; there are backend"):
         compared(group("a", SLOW), group_by=("colour",))
     with pytest.raises(UsageError, match="nothing to compare: x: broken"):
         compare(SourceEntries((), ("x: broken",)), CompareOptions())
@@ -358,7 +358,7 @@ def test_a_column_that_nobody_has_is_refused() -> None:
 def test_who_does_not_say_the_column_is_left_out() -> None:
     silent = replace(entry("c", 1, 5.0), facts={"model": "m"})
     found = compared(group("a", SLOW), group("b", FAST), [silent])
-    assert found.left_out == ("c-1: it does not say its backend",)
+    assert found.left_out == ("c-1: it does not state its backend",)
 
 
 def test_without_backends_the_sources_are_the_groups() -> None:

@@ -168,7 +168,7 @@ def test_two_trainings_in_a_run_are_two_sources_and_no_repeats(tmp_path: Path) -
     names = [entry.facts["name"] for entry in found.entries]
     assert dict(zip(names, rates, strict=True)) == {"test, ModelA": 100.0, "test, ModelB": 20.0}
     note = found.entries[0].remarks[0]
-    assert note.startswith("2 trainings in this run, each to be named by itself: ")
+    assert note.startswith("2 trainings in this run; name the one to compare: ")
     assert f"{run}:2 ({names[1]})" in note
 
 

@@ -99,7 +99,7 @@ def test_a_row_of_the_original_gives_the_true_rate_and_a_range_of_energy(tmp_pat
     # Nothing drawn in the warm-up; 220 W throughout it.
     assert [joules.low, joules.high] == pytest.approx([0.05, 25200 / 240000])
     assert entry.value("memory.device_peak_bytes") == 10_000 * 2**20  # its MB were MiB
-    assert "the original's figures" in entry.remarks[0]
+    assert "a row of the original SFT-Play" in entry.remarks[0]
 
 
 def test_the_original_without_steps(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
     said = [line.partition("energy_results.csv ")[2] for line in found.unused]
     assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 9, 8)]
     assert "cells where the first line has 30" in said[0]
-    assert "tok_per_s is no number: 'fast'" in said[1]
+    assert "tok_per_s is not a number: 'fast'" in said[1]
     assert "quotation mark" in said[2]
     assert "the same row as line 2" in said[3]
     assert "did not finish (failed)" in said[4]
@@ -167,7 +167,7 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = ledger(tmp_path, "a,b", "1,2")
     assert not is_ledger(path)
-    with pytest.raises(FormatError, match="no energy ledger: its first line has no column"):
+    with pytest.raises(FormatError, match="not an energy ledger: its first line has no column"):
         read_ledger(path, argument="x")
     (tmp_path / "empty.csv").touch()
     with pytest.raises(FormatError, match=rf"^{tmp_path}/empty\.csv: the file is empty$"):

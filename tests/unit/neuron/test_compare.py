@@ -124,7 +124,7 @@ def test_the_original_s_output_is_compared_under_its_own_count(tmp_path: Path) -
     assert "not comparable: convention of the score's MFU differs" in words
     assert "(the original's / exact)" in words
     assert verdict(comparison, NKI).state == "absent"
-    assert "what counts the graphs differs" in verdict(comparison, NKI).words
+    assert "method of counting graphs differs" in verdict(comparison, NKI).words
     # What one of them does not say is no change.
     assert keys["groups"][1]["changed"] == {"counted by": ["the original", "erg analyze"]}
     assert keys["groups"][1]["not_comparable"] == ["overall_nki_ratio", "training_score"]

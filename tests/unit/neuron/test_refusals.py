@@ -104,7 +104,7 @@ def test_the_files_of_a_job_are_needed(capsys: pytest.CaptureFixture[str]) -> No
         assert option in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["analyze", "stray.json"])
-    assert "'stray.json' is no option; files are for --compare" in capsys.readouterr().err
+    assert "'stray.json' is unexpected: files are for --compare" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_in_the_local_cache_is_misuse(

@@ -135,7 +135,7 @@ def test_a_figure_that_a_program_reported_says_so(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stream is one of stderr, stdout; got 'stdot'"):
+    with pytest.raises(UsageError, match="stream must be one of stderr, stdout; got 'stdot'"):
         ConsoleSink(request(tmp_path, stream="stdot"))
-    with pytest.raises(UsageError, match="stream is stderr, stdout or a file"):
+    with pytest.raises(UsageError, match="stream must be stderr, stdout or a writable file"):
         ConsoleSink(request(tmp_path, stream=5))

@@ -41,7 +41,7 @@ def test_every_name_is_one_that_its_tool_takes_and_no_two_are_alike(prefix: str)
 
 @pytest.mark.parametrize("prefix", ["", "1a", "a/b", "a b"])
 def test_a_prefix_that_some_tool_would_refuse_is_refused(prefix: str) -> None:
-    with pytest.raises(UsageError, match="prefix starts with a letter"):
+    with pytest.raises(UsageError, match="prefix must start with a letter"):
         Names(prefix)
 
 

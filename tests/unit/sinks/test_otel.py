@@ -82,7 +82,7 @@ def test_a_collector_that_refuses_is_an_error_and_nothing_is_printed(
     with collector() as server:
         sink = OtelSink(request(tmp_path, endpoint=server.url, metrics=["mfu"]))
         server.status = 400
-        with pytest.raises(ConnectionError, match="did not take the figures"):
+        with pytest.raises(ConnectionError, match="did not accept the metrics"):
             sink.write(UPDATES[0])
         server.status = 200
         sink.write(UPDATES[0])

@@ -49,7 +49,7 @@ def test_a_closed_endpoint_is_gone(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:
     with collector() as other:
         port = other.url.rpartition(":")[2]
-        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken; choose another"):
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use; choose another"):
             PrometheusSink(request(tmp_path, port=port))
 
 

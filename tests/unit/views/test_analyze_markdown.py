@@ -69,7 +69,7 @@ def test_what_is_absent_has_its_reason(erg: Erg, job: Path) -> None:
     _, out, _ = erg(*JOB, "--compile-dir", "cache", "--format", "md")
     assert "no throughput: pass --throughput, or --log-file" in section(out, "Absent")
     assert cells(out, "Figures")["MFU"][:3] == ["-", "-", "absent"]
-    assert "No overall score was asked for" in section(out, "Score")
+    assert "No overall score was requested" in section(out, "Score")
 
 
 def test_graphs_that_are_asked_for_and_absent_are_said_to_be(erg: Erg, job: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_file_that_exists_is_kept_unless_forced(erg: Erg, tmp_path: Path) -> N
 def test_a_run_that_was_cut_off_says_so(erg: Erg, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=100), closed=False)
     _, out, _ = erg("card", run.path)
-    assert f"The run did not end as it should, or goes on: {run.status}." in out
+    assert f"The run did not end normally, or is still running: {run.status}." in out
     whole = run_of(tmp_path / "whole", steps=even_steps(20, tokens_computed=100))
     assert "did not end" not in erg("card", whole.path)[1]
 
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_says_by_which_alert(erg: Erg, tmp_path: Path) ->
     ]
     run = run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=100), marks=marks)
     _, out, _ = erg("card", run.path)
-    assert "goes on: killed by SIGTERM. It was asked to stop by an alert: energy" in out
+    assert "still running: killed by SIGTERM. It was asked to stop by an alert: energy" in out
     assert "1.2 kJ used. Alerts: loss nan: loss of step 3.\n" in out
 
 

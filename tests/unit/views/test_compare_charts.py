@@ -162,7 +162,7 @@ def test_of_hundreds_of_groups_the_front_is_drawn_and_the_rest_is_counted() -> N
     assert len(names) == 60
     assert names[:3] == ["frugal", "fast", "g000"]
     assert "; 60 of 100 groups are drawn, those on the front first: the table has all" in front.note
-    assert "; names that are not in it are beside the pointer" in front.note
+    assert "; point at a dot for its name" in front.note
     assert [row["name"] for row in data(front, "names")] == ["frugal", "fast"]
     assert "g000 (by g001 and g002 and g003 and 96 more)" in front.note
     assert ", 90 more" in front.note
@@ -218,7 +218,7 @@ def test_there_is_no_mean_of_those_that_got_there() -> None:
     found = compared(
         *reached("a", 10.0, 10.1, 10.2), *reached("b", 5.0, 5.1, None), metrics=(time,)
     )
-    with pytest.raises(NotMeasurable, match=r"^b: 2 of 3 runs have it \(the loss stayed above 2\)"):
+    with pytest.raises(NotMeasurable, match=r"^b: only 2 of 3 runs have it \(the loss stayed above 2\)"):
         found.mean(found.groups[1], found.measures[0])
 
 

@@ -126,7 +126,7 @@ def test_the_axis_that_was_asked_for_is_shown_first_where_there_is_one() -> None
     assert layer(chart(found, "power_w"))["encoding"]["x"]["field"] == "time"
     found = made(traced(0, 0, power_w=course(1.0, axes=("time",))), sizes=(1,), x="tokens")
     assert found.first == "own"
-    assert found.notes[-1] == "Not over tokens, as was asked for: no run can tell them."
+    assert found.notes[-1] == "Not over tokens, as requested: no run has them."
 
 
 def test_who_lacks_a_curve_is_named_and_a_curve_that_all_lack_too() -> None:

@@ -379,7 +379,7 @@ def test_a_plot_that_can_not_be_drawn_is_not_written_and_says_why(
     assert (code, list(tmp_path.glob("x.*"))) == (1, [])
     assert err.startswith("erg: no plot of loss: no step has a loss")
     (_, others) = err.splitlines()
-    assert others.startswith("erg: of this run can be drawn: --kind ")
+    assert others.startswith("erg: this run has plots for: --kind ")
     kinds = others.partition("--kind ")[2].split(", ")
     assert {"power", "ladder"} <= set(kinds)
     assert "loss" not in kinds

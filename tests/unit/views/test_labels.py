@@ -63,7 +63,7 @@ def test_the_list_has_the_last_note_of_a_run_and_how_many_there_are(
 def test_without_them_nothing_is_said(erg: Erg, tmp_path: Path) -> None:
     path = run_of(tmp_path / "runs" / "bare", steps=even_steps(20, tokens_computed=5)).path
     assert "tags" not in erg("report", path)[1]
-    assert "Said of the run" not in erg("card", path)[1]
+    assert "Tags and notes" not in erg("card", path)[1]
     assert json.loads(erg("report", path, "--json")[1])["labels"] == {"tags": [], "notes": []}
     assert "note" not in erg("list", path.parent)[1]
 

@@ -114,7 +114,7 @@ def test_what_is_no_plot_of_ours_is_not_replaced(
         code, out, err = erg("plot", run, "-o", target)
         assert (code, out) == (2, "")
         assert err == (
-            f"erg: -o: {kept} is there and is no plot, and is not replaced; name another place\n"
+            f"erg: -o: {kept} exists and is not a plot, so it is not replaced; name another\n"
         )
     assert kept.read_text() == content
 

@@ -142,10 +142,10 @@ def long_run(path: Path, samples: int, *, spike_at: int) -> None:
         ("columns=nonsense", "no column 'nonsense'"),
         ("points=5", "points=5 is not between 10 and 10000"),
         ("points=1e9", "is not between"),
-        ("points=many", "points='many' is no number"),
-        ("from=nan", "from='nan' is no number"),
+        ("points=many", "points='many' is not a number"),
+        ("from=nan", "from='nan' is not a number"),
         ("from=10&to=5", "from=10 is not before to=5"),
-        ("columns=" + ",".join(["power_w"] * 13), "13 are more than 12"),
+        ("columns=" + ",".join(["power_w"] * 13), "has 13 values; at most 12"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_would(
@@ -222,7 +222,9 @@ def test_a_ledger_is_a_table_and_what_is_broken_in_it_is_said(tmp_path: Path) ->
     assert len(found["rows"]) == 1
     assert found["rows"][0]["facts"]["backend"] == HOSTILE
     assert found["rows"][0]["readings"]["throughput.tokens_per_s"]["value"] == 123.5
-    assert found["left_out"] == ["energy_results.csv line 3: tok_per_s is no number: 'no number'"]
+    assert found["left_out"] == [
+        "energy_results.csv line 3: tok_per_s is not a number: 'no number'"
+    ]
 
 
 def test_the_page_of_a_finished_run_is_its_report(app: TestClient, root: Path) -> None:
@@ -345,10 +347,10 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     ("address", "why"),
     [
         ("/nowhere", "There is nothing at this address"),
-        ("/run/0123456789ab", "There is no run of this address"),
-        ("/run/0123456789ab/report", "There is no run of this address"),
-        ("/bench/0123456789ab", "There is no bench of this address"),
-        ("/ledger/x", "There is no ledger of this address"),
+        ("/run/0123456789ab", "There is no run at this address"),
+        ("/run/0123456789ab/report", "There is no run at this address"),
+        ("/bench/0123456789ab", "There is no bench at this address"),
+        ("/ledger/x", "There is no ledger at this address"),
     ],
 )
 def test_what_is_not_there_is_a_page_for_a_browser_and_json_for_a_program(

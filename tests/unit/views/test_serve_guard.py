@@ -143,7 +143,7 @@ def test_an_address_that_others_can_reach_has_a_token(host: str, has_token: bool
 
 
 def test_a_short_token_is_refused() -> None:
-    with pytest.raises(UsageError, match="5 characters; 16 at least"):
+    with pytest.raises(UsageError, match="5 characters; it needs 16"):
         ListenAddress(token="short").access()
 
 
@@ -192,8 +192,8 @@ def test_packed_runs_are_left_out_with_the_way_to_have_them(tmp_path: Path) -> N
     folder = Folder(tmp_path)
     assert [place.name for place in folder.items("run")] == ["one"]
     assert folder.left_out == [
-        "away/a.zip, away/b.tar.gz, away/c.tgz, ...: not looked into;"
-        " `erg runs unpack FILE` makes a run of a packed one"
+        "away/a.zip, away/b.tar.gz, away/c.tgz, ...: packed, so not shown;"
+        " `erg runs unpack FILE` unpacks a run"
     ]
 
 

@@ -237,7 +237,10 @@ def test_a_look_that_fails_is_told_and_is_not_the_last(
             return [json.loads(one) for one in both]
 
     first, second = asyncio.run(watch())
-    assert (first["state"], first["why"]) == ("unreadable", "looking at it failed: KeyError('odd')")
+    assert (first["state"], first["why"]) == (
+        "unreadable",
+        "reading the run failed: KeyError('odd')",
+    )
     assert second["state"] == "finished"
 
 

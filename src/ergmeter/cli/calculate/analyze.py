@@ -39,17 +39,17 @@ _INPUTS = [
         help="Neuron compile cache, or a part of it.  [default: /home/ubuntu/neuron_cache]",
     ),
     click.option("--log-file", metavar="LOG", help="The training's log, for its throughput."),
-    click.option("--batch-size", type=int, help="Global batch size, over the YAML's."),
-    click.option("--seq-len", type=int, help="Tokens of a sequence, over the YAML's."),
-    click.option("--throughput", type=float, help="Sequences per second, over the log's."),
-    click.option("--num-nodes", type=int, help="Over trainer.num_nodes; 1 if neither is given."),
-    click.option("--devices", type=int, help="Devices of a node, over trainer.devices."),
+    click.option("--batch-size", type=int, help="Global batch size, instead of the YAML's."),
+    click.option("--seq-len", type=int, help="Tokens of a sequence, instead of the YAML's."),
+    click.option("--throughput", type=float, help="Sequences per second, instead of the log's."),
+    click.option("--num-nodes", type=int, help="Nodes, instead of trainer.num_nodes."),
+    click.option("--devices", type=int, help="Devices of a node, instead of trainer.devices."),
     click.option(
         "--lnc",
         type=click.Choice(["1", "2"]),
         help="Physical cores in a device.  [default: 2 on trn2 and trn3, else 1]",
     ),
-    click.option("--dtype", help="What products are computed in, over precision.type."),
+    click.option("--dtype", help="Type of matrix products, instead of precision.type."),
     with_default(
         "--hw-backend",
         type=click.Choice(["trn1", "trn2", "trn3", "inf2"]),
@@ -58,12 +58,12 @@ _INPUTS = [
     ),
     click.option(
         "--convention",
-        help="Whose count of FLOPs; `neuron` is the original's, `erg conventions` explains them."
+        help="How FLOPs are counted; `neuron`: as in nki-llama. `erg conventions` explains all."
         "  [default: exact]",
     ),
 ]
 _CHOICE = [
-    repeated("--compiler-version", help="Only its graphs. May be repeated."),
+    repeated("--compiler-version", help="Only graphs of this version. May be repeated."),
     repeated("--module", help="Only this MODULE_... May be repeated."),
     click.option("--since", help="Only graphs written since that time."),
     click.option("--until", help="Only graphs written until that time."),
@@ -96,20 +96,18 @@ _OUTPUT: list[Any] = [
     click.option(
         "--output",
         metavar="JSON",
-        help="Where to write.  [default: training_metrics.json; to stdout alone: nowhere]",
+        help="File to write.  [default: training_metrics.json; none with --format json or md]",
     ),
-    path_option(
-        "--run", help="A run directory to make of the log and these metrics, for `erg report`."
-    ),
+    path_option("--run", help="A run directory to make from the log and these metrics."),
     flag("--detailed", help="Graphs one by one in the JSON."),
     flag("--print-per-file", help="Graphs one by one on the console."),
     with_page,
     with_format(
         *("text", "json", "md"),
-        help="What stdout gets; json and md: that and nothing else.",
+        help="What is printed; json and md print nothing else.",
         flags=SHORT_FLAGS,
     ),
-    flag("--compat", help="The original's numbers of 2025-06-12, faults included."),
+    flag("--compat", help="The numbers of nki-llama of 2025-06-12, faults included."),
     flag("--compare", help="Compare earlier outputs: --compare A.json B.json"),
 ]
 
@@ -141,7 +139,7 @@ def command(
         _compare(earlier, forms)
         return
     if earlier:
-        raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
+        raise UsageError(f"{earlier[0]!r} is unexpected: files are for --compare")
     request = _request(**options)
     path = output or ("training_metrics.json" if forms.form == "text" else None)
     _check_shown(request, form=forms.form, per_file=print_per_file, is_written=path is not None)
@@ -211,16 +209,16 @@ def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes w
 
 
 def _check_output(path: Path, request: AnalysisRequest) -> None:
-    """Before the work: there is a place for it, and it is no file that is read."""
+    """Refuse an output path that can't be written, or that is one of the inputs."""
     check_writable(path, option="--output")
     read = (request.config, request.model_config, request.log_file, request.graph_runs)
     for source in filter(None, read):
         if path.exists() and Path(source).exists() and path.samefile(source):
-            raise UsageError(f"--output {path} is what is read; name another file")
+            raise UsageError(f"--output {path} is an input; name another file")
 
 
 def _check_run(run: Path | None, request: AnalysisRequest, *, is_original: bool) -> None:
-    """Before the work: a run can be made, and there is a place for it."""
+    """Refuse --run if no run can be made, or if its directory is taken."""
     if run is None:
         return
     from ergmeter.neuron.run import check_run
@@ -240,18 +238,18 @@ def _write_run(analysis: Analysis, run: Path | None) -> Path | None:
 
 
 def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_written: bool) -> None:
-    """Refuse options that would be left without effect."""
+    """Refuse options that would have no effect."""
     if per_file and form != "text":
-        raise UsageError(f"--print-per-file is for the console, and --format {form} is alone there")
+        raise UsageError(f"--print-per-file prints text, --format {form} only {form}: omit one")
     if request.detailed and form == "md" and not is_written:
-        raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
+        raise UsageError("--detailed adds to the JSON: give --output, or leave out --format md")
 
 
 _OF_COMPARE = ("earlier", "compare", "as_json", "as_markdown", "form", "page")
 
 
 def _check_alone() -> None:
-    """Refuse options that --compare would leave without effect."""
+    """Refuse options that have no effect with --compare."""
     for name, option in given_parameters().items():
         if name not in _OF_COMPARE:
             message = "--compare goes with files, --json, --md, --format and --html"

@@ -15,7 +15,7 @@ _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a ste
 
 
 def _choice(name: str, choices: tuple[str, ...], text: str) -> Callable[..., Any]:
-    """An option with the first of these choices as its default."""
+    """Return an option whose default is the first of these choices."""
     return with_default(name, type=click.Choice(choices), default=choices[0], help=text)
 
 
@@ -23,7 +23,7 @@ _MEMORY = [
     _choice(
         "--dtype",
         ("bf16", "fp16", "fp32", "mixed", "bf16-master"),
-        "Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
+        "Type of weights; mixed: 32-bit weights under autocast; bf16-master: plus a 32-bit copy.",
     ),
     with_default(
         "--optimizer",
@@ -34,7 +34,7 @@ _MEMORY = [
     click.option(
         "--quantize",
         type=click.Choice(["nf4", "nf4-double", "int8"]),
-        help="The frozen matrices, with --lora.",
+        help="Quantise the frozen matrices; with --lora.",
     ),
     with_default(
         "--micro-batches",
@@ -45,24 +45,24 @@ _MEMORY = [
     _choice(
         "--attention",
         ("sdpa", "flash", "eager"),
-        "torch's, flash attention, or written out with its probabilities kept.",
+        "torch's SDPA, flash attention, or eager, which keeps probabilities.",
     ),
-    _choice("--loss", ("logits", "fused"), "From whole logits, or fused with the head."),
+    _choice("--loss", ("logits", "fused"), "Loss from all logits, or fused with the head."),
     _choice(
         "--output",
         ("freed", "until-step", "until-next"),
-        "How long the program holds the logits: not in the backward pass, until the"
+        "How long the program keeps the logits: not in the backward pass, until the"
         " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
     ),
     flag("--kv-cache", help="The forward pass fills a cache of keys and values (use_cache=True)."),
-    flag("--fused", help="Norms and activations in kernels of their own."),
-    _choice("--adapter-dtype", ("fp32", "bf16"), "Of LoRA's matrices; PEFT makes them fp32."),
+    flag("--fused", help="Norms and activations run as fused kernels."),
+    _choice("--adapter-dtype", ("fp32", "bf16"), "Type of LoRA's matrices; PEFT makes them fp32."),
     flag("--lora-dropout", help="Adapters have dropout."),
 ]
 _DEVICES = [
     step.DEVICE,
     click.option(
-        "--num-devices", type=_POSITIVE, help="How many. [default: what the sizes below need]"
+        "--num-devices", type=_POSITIVE, help="Devices. [default: the product of the sizes below]"
     ),
     click.option("--data-parallel", type=_POSITIVE, help="[default: the devices that are left]"),
     with_default("--tensor-parallel", type=_POSITIVE, default=1),
@@ -75,33 +75,33 @@ _DEVICES = [
         default=0,
         help="ZeRO's stage: optimizer, gradients, weights sharded. FSDP is 3.",
     ),
-    click.option("--memory-gib", type=float, help="Of one device, instead of the table's."),
-    with_default("--usable", type=float, default=0.9, help="Share of it to plan with."),
+    click.option("--memory-gib", type=float, help="Memory of a device, instead of the table's."),
+    with_default("--usable", type=float, default=0.9, help="Share of the memory to plan with."),
 ]
 _PLAN = [
-    click.option("--tokens", type=float, help="To train on, as in 1e9."),
-    click.option("--mfu", type=float, help="The utilisation to expect, as in 0.4."),
-    click.option("--mfu-from", metavar="RUN", help="The utilisation of an earlier run, instead."),
+    click.option("--tokens", type=float, help="Tokens to train on: 1e9."),
+    click.option("--mfu", type=float, help="MFU to expect: 0.4."),
+    click.option("--mfu-from", metavar="RUN", help="Take the MFU of this earlier run instead."),
     click.option("--peak", help="Dense peak of one device, instead of the table's: 989.5T."),
     click.option("--peak-source", help="Where that peak is from."),
     click.option("--watts", type=float, help="Average power of one device."),
-    click.option("--power-frac", type=float, help="The same, as a share of its TDP: 0.8."),
+    click.option("--power-frac", type=float, help="Average power as a share of TDP: 0.8."),
     click.option(
         "--grid", metavar="NAME", help="Country or region, as `erg grid` lists them: FR, CAMX."
     ),
-    click.option("--grid-g-per-kwh", type=float, help="Of the electricity, instead of --grid."),
+    click.option("--grid-g-per-kwh", type=float, help="Carbon intensity, instead of --grid."),
     click.option("--grid-source", help="Where that intensity is from."),
-    click.option("--pue", type=float, help="Of the building."),
+    click.option("--pue", type=float, help="Power usage effectiveness of the building."),
     click.option("--pue-source", help="Where that PUE is from."),
     click.option("--price-per-hour", "--price-per-gpu-hour", type=float, help="Of one device."),
-    click.option("--currency", default="price units", help="What that price is in."),
+    click.option("--currency", default="price units", help="Currency of that price."),
 ]
 
 
 _SERVING = [
     flag(
         "--inference",
-        help="To serve, not to train: weights, and a cache for --batch-size x --seq-len.",
+        help="Estimate serving, not training: weights, and a cache for --batch-size x --seq-len.",
     ),
     step.WEIGHTS_DTYPE,
     step.CACHE_DTYPE,
@@ -117,10 +117,10 @@ _TAKEN_BY_SERVING = {
 
 
 def _check_serving() -> None:
-    """Refuse what was given and serving makes no use of: else it would pass for counted."""
+    """Refuse options that serving ignores: they would seem to count."""
     for name, option in given_parameters().items():
         if name not in _TAKEN_BY_SERVING:
-            instead = "say --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
+            instead = "use --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
             raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
 
 

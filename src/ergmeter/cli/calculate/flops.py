@@ -56,7 +56,7 @@ def command(
 
 
 def _or_counted(model: str) -> str:
-    """The other engine, where it knows the architecture."""
+    """Return a hint at --engine counted if that supports the architecture; else empty."""
     from ergmeter.flops.source import read_model
 
     try:
@@ -68,7 +68,7 @@ def _or_counted(model: str) -> str:
 
 
 def _count(model: str, options: dict[str, Any], forms: Forms) -> None:
-    """Count by running the model, and say where the analytic engine differs."""
+    """Count by running the model, and show where the analytic engine differs."""
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views.calculate.flops import counted_document
@@ -98,7 +98,7 @@ def _count(model: str, options: dict[str, Any], forms: Forms) -> None:
     forms.show(counted_document(counted, agreed))
 
 
-# What the counted engine can't be told, and why.
+# Options that the counted engine does not support, and why.
 _NOT_COUNTED = {
     "images": "it runs text through the model",
     "image_size": "it runs text through the model",
@@ -111,7 +111,7 @@ _NOT_COUNTED = {
 
 
 def _check_counted(options: dict[str, Any]) -> None:
-    """Refuse what would be left out of the count."""
+    """Refuse options that the counted engine would ignore."""
     other = "; leave it out, or use the analytic engine"
     for name, reason in _NOT_COUNTED.items():
         if options[name]:
@@ -119,11 +119,11 @@ def _check_counted(options: dict[str, Any]) -> None:
             raise UsageError(f"--{option} is not for the counted engine: {reason}{other}")
     if options["phase"] == "decode":
         raise UsageError(
-            "the counted engine runs whole sequences, and decoding goes on from a cache that it"
+            "the counted engine runs whole sequences, and decoding continues from a cache that it"
             f" does not have{other}"
         )
     if options["convention"] != "exact":
-        raise UsageError(f"--convention is of formulas, and the counted engine has none{other}")
+        raise UsageError(f"--convention is for formulas, which the counted engine lacks{other}")
     if options["checkpointing"] == "selective":
         raise UsageError(
             f"the counted engine checkpoints whole layers, as transformers does{other}"

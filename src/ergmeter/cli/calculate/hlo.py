@@ -27,14 +27,15 @@ from ergmeter.errors import FormatError, UsageError
 @without_effect("--processes")
 @without_effect("--no-memo", is_flag=True)
 @with_forms
-@flag("-v", "--verbose", help="Say which reader was used.")
+@flag("-v", "--verbose", help="Also print which reader was used.")
 def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool) -> None:
     """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
 
-    A module is counted as it is executed: loops times their trip count, calls at each call site, of
-    a conditional the costliest branch. NKI kernels count what they state; what states nothing is
-    listed as unknown. Complex products count as 4 real ones; Cholesky decompositions, triangular
-    solves and FFTs are listed and not counted. Files may be packed with gzip.
+    A module is counted as it is executed: loops times their trip count, calls at each call site,
+    conditionals by their costliest branch. NKI kernels count with the MACs that they state; those
+    that state none are listed as unknown. Complex products count as 4 real ones; Cholesky
+    decompositions, triangular solves and FFTs are listed and not counted. Files may be packed with
+    gzip.
     """
     from rich.console import Console
     from rich.progress import track
@@ -59,7 +60,7 @@ def command(paths: tuple[Path, ...], by: str | None, forms: Forms, verbose: bool
 
 
 def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
-    """The files that are meant, each once, and how many were left out, by reason."""
+    """Return the module files of these paths, each once, and counts of others by reason."""
     from ergmeter.hlo.files import SHOWN_NAMES, module_files
 
     files: dict[Path, None] = {}

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     "--tokens-per-s",
     type=float,
     callback=step.positive,
-    help="Of all devices together; with --lengths, without padding.",
+    help="Tokens/s of all devices together; with --lengths, without padding.",
 )
 @click.option(
-    "--tokens-per-s-per-device", type=float, callback=step.positive, help="Of one device, instead."
+    "--tokens-per-s-per-device", type=float, callback=step.positive, help="Of one device instead."
 )
-@click.option("--step-time", type=float, callback=step.positive, help="Seconds of a step, instead.")
+@click.option("--step-time", type=float, callback=step.positive, help="Seconds of a step instead.")
 @step.DEVICE
-@with_default("--num-devices", type=COUNT, default=1, help="How many.")
-@click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
+@with_default("--num-devices", type=COUNT, default=1, help="Number of devices.")
+@click.option("--dtype", help="Type of matrix products.  [default: bf16, marked as assumed]")
 @click.option("--peak", help="Dense peak of one device, if not the table's: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
 @step.CONVENTION

@@ -32,7 +32,7 @@ def command(
     if name:
         spec = lookup(name)
         if dtype:
-            spec.peak(dtype)  # says so if there is none
+            spec.peak(dtype)  # raises if there is none
         forms.show(reference.device_document(spec))
         return
     if dtype and dtype not in DTYPES:

@@ -35,12 +35,12 @@ _SMI = "nvidia-smi"  # FMS calls it nvidia
 
 
 def _time_s(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
-    """As a file of scenarios takes it."""
+    """Parse a time as in a scenario file: 90, 90s, 30m, 2h."""
     from ergmeter.bench.plan.scenarios import seconds
 
     time_s = None if text is None else seconds(text)
     if text is not None and not time_s:
-        raise click.BadParameter(f"it takes seconds above 0, or such as 90s, 30m, 2h; got {text}")
+        raise click.BadParameter(f"takes a time above 0 such as 90, 90s, 30m, 2h; got {text}")
     return time_s
 
 
@@ -56,7 +56,7 @@ plan_options = with_each(
     click.option("--packing", metavar="true,false", help="Whether sequences are packed: an axis."),
     repeated("--only", metavar="NAME", help="Just this scenario. May be repeated."),
     click.option(
-        "--repeats", type=click.IntRange(1, 1000), help="Run each cell so many times, in rounds."
+        "--repeats", type=click.IntRange(1, 1000), help="Run each cell this many times, in rounds."
     ),
     click.option(
         "--command",
@@ -69,7 +69,7 @@ plan_options = with_each(
         "timeout_s",
         callback=_time_s,
         metavar="TIME",
-        help="End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
+        help="End a cell after this time, whatever its scenario says: seconds, 90s, 30m, 2h.",
     ),
     path_option("--defaults", help="Arguments of all scenarios, as YAML."),
     path_option("--contents", help="CONTENTS.yaml: shortnames and their files."),
@@ -85,7 +85,7 @@ plan_options = with_each(
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
-    """The plan that was asked for."""
+    """Return the plan that the options describe, and print its warnings."""
     from ergmeter.bench.plan.plan import plan
 
     kinds = dict.fromkeys(("num_gpus", "effective_batch_size", "max_seq_len"), _whole_number)
@@ -112,7 +112,7 @@ def planned(options: dict[str, Any]) -> BenchPlan:
 
 
 def wrong(text: str) -> str | None:
-    """The errors of `erg train` for a cell's configuration, before anything starts; or None."""
+    """Return the errors that `erg train` would report for a cell's configuration, or None."""
     from ergmeter.bench.plan.erg_train import parsed
     from ergmeter.workloads.sft.config_file import errors_in
 
@@ -120,7 +120,7 @@ def wrong(text: str) -> str | None:
 
 
 def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
-    """Say once what this interpreter lacks for the cells; an error where they run by it."""
+    """Print which packages of the cells this Python lacks; PluginError if `is_error`."""
     from ergmeter.bench.execute.launching import gpus_here
     from ergmeter.bench.plan.erg_train import missing_packages
     from ergmeter.errors import PluginError
@@ -136,25 +136,25 @@ _SCHEDULERS = ("slurm", "ray")  # which choose the GPUs, and when a cell starts
 
 
 def check_launcher(options: dict[str, Any]) -> None:
-    """Refuse what was asked for and would have no effect with a scheduler."""
+    """Refuse options that have no effect with a scheduler."""
     given = given_parameters()
     for name in ("cool_down_s", "allow_busy"):
         if name in given and options[name] and options["launcher_name"] in _SCHEDULERS:
             raise click.UsageError(
-                f"{given[name].opts[0]} is of the launcher local: with {options['launcher_name']}"
+                f"{given[name].opts[0]} is for the launcher local: with {options['launcher_name']}"
                 " the scheduler places the cells; leave it out"
             )
 
 
 def smi_query(options: dict[str, Any]) -> nvidia_smi_logger.Query | None:
-    """What `nvidia-smi` is to log beside the cells; None if it is not asked for."""
+    """Return what `nvidia-smi` shall log beside the cells; None if that is not requested."""
     from ergmeter.bench.execute import nvidia_smi_logger
 
     words, interval_s = options["smi_keywords"], options["smi_interval_s"]
     if options["memory"] not in ("nvidia-smi", "all"):
         if words is not None or interval_s is not None:
             raise click.UsageError(
-                "--smi-keywords and --smi-interval are of --memory nvidia-smi, or of all: give it"
+                "--smi-keywords and --smi-interval need --memory nvidia-smi, or all"
             )
         return None
     return nvidia_smi_logger.Query(
@@ -168,7 +168,7 @@ def ask_for_log(out: Path, options: dict[str, Any], query: nvidia_smi_logger.Que
     from ergmeter.bench.execute import nvidia_smi_logger
 
     if options["memory"] is None:
-        return  # a directory that is taken up again stays as it was asked for
+        return  # a resumed directory keeps its setting
     nvidia_smi_logger.ask(out, query)
     lack = nvidia_smi_logger.lack()
     if query is not None and options["launcher_name"] == "local" and lack:
@@ -176,7 +176,7 @@ def ask_for_log(out: Path, options: dict[str, Any], query: nvidia_smi_logger.Que
 
 
 def _listed(name: str, text: str | None, kind: Callable[[str], object]) -> list[object] | None:
-    """The values of an axis that was given on the command line."""
+    """Parse the values of an axis from the command line; None if it is not given."""
     option = f"--{name.replace('_', '-')}"
     if text is None:
         return None
@@ -191,19 +191,19 @@ def _listed(name: str, text: str | None, kind: Callable[[str], object]) -> list[
 
 def _whole_number(text: str) -> object:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError("it takes whole numbers from 1, with commas")
+        raise ValueError("takes whole numbers from 1, separated by commas")
     return int(text)
 
 
 def _truth(text: str) -> object:
     if text.lower() not in ("true", "false"):
-        raise ValueError("it takes true and false, with commas")
+        raise ValueError("takes true and false, separated by commas")
     return text.lower() == "true"
 
 
 @click.group
 def command() -> None:
-    """Run a matrix of scenarios and compare what came of it.
+    """Run a matrix of scenarios and compare the results.
 
     A file of scenarios says what to train and along which axes; each combination is a cell, each
     cell a run like any other, kept with its output in a directory of results.
@@ -228,7 +228,7 @@ def command() -> None:
     "cell_s",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Seconds that a cell takes, where none of its kind has run.",
+    help="Seconds that a cell takes, if no similar cell has run.",
 )
 @with_forms
 def plan_command(
@@ -254,20 +254,20 @@ def plan_command(
 @path_option("--out", required=True, help="The directory of results.")
 @flag(
     "--resume",
-    help="Go on with what is in --out: nothing done runs again; cells that are new are added.",
+    help="Continue in --out: finished cells do not run again; new cells are added.",
 )
 @click.option(
     "--rerun",
     metavar="STATUS[,...]",
-    help=f"With --resume: run these again too ({', '.join(AGAIN)}); their output is put aside.",
+    help=f"With --resume: also rerun cells that ended so ({', '.join(AGAIN)}); output moves aside.",
 )
 @flag("--move-aside", help="Keep an earlier --out under another name.")
 @flag("--dry-run", help="Show what would be started (on GPUs with --num-gpus), and start nothing.")
 @with_default(
-    "--launcher", "launcher_name", default="local", help="Who has the cells run; a plugin's name."
+    "--launcher", "launcher_name", default="local", help="What starts the cells; a plugin's name."
 )
 @with_default(
-    "--jobs", type=COUNT, default=1, help="So many cells at once, each on GPUs of its own."
+    "--jobs", type=COUNT, default=1, help="How many cells run at once, each on its own GPUs."
 )
 @click.option(
     "--cool-down",
@@ -280,7 +280,7 @@ def plan_command(
     "--launcher-option",
     "launcher_options",
     metavar="NAME=VALUE",
-    help="For the launcher, by its own names: partition=a100. May be repeated.",
+    help="An option of the launcher: partition=a100. May be repeated.",
 )
 @click.option(
     "--smi-keywords",
@@ -295,8 +295,8 @@ def plan_command(
     metavar="S",
     help="With --memory nvidia-smi or all: seconds between two readings.  [default: 1]",
 )
-@with_default("--seed", type=int, default=0, help="Of the order of the cells.")
-@flag("--allow-busy", help="With local: start although others compute on the GPUs.")
+@with_default("--seed", type=int, default=0, help="Seed for the order of the cells.")
+@flag("--allow-busy", help="With local: start even if other processes use the GPUs.")
 def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Run the cells of SCENARIOS, in random order with their repeats interleaved.
 
@@ -312,8 +312,8 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     check_launcher(options)
     rerun = bench_output.statuses("--rerun", options["rerun"], AGAIN)
     if rerun and not options["resume"]:
-        raise click.UsageError("--rerun is of cells that have run: give --resume too")
-    query = smi_query(options)  # what is wrong with it is said before anything is made
+        raise click.UsageError("--rerun repeats cells that have run: give --resume too")
+    query = smi_query(options)  # raises before anything is created
     plan = planned(options)
     os.environ.update(plan.keys)  # for the processes that it starts
     out: Path = options["out"]
@@ -346,13 +346,13 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
 
 
 def _collect(out: Path) -> None:
-    """The tables of results in their directory, as they are now."""
+    """Write the current tables of results into their directory."""
     from ergmeter.bench import results
     from ergmeter.compat import fms
 
     try:
         fms.collected(results.batches(out), out)
-    except OSError as error:  # a full disk: the cells have what they measured all the same
+    except OSError as error:  # a full disk: the results of the cells are stored already
         click.echo(f"the tables of {out} could not be written: {error}", err=True)
 
 

@@ -40,9 +40,9 @@ _MOST = 200  # rows on a terminal
 
 
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
-    """Every cell as it would be started, by their numbers; then the order that was drawn.
+    """Print how each cell would be started, by number; then the random order.
 
-    With --num-gpus as a machine with so many starts it, whatever is here.
+    With --num-gpus: as on a machine with that many GPUs, whatever this one has.
     """
     from ergmeter.bench.execute import driver, launching, state
     from ergmeter.views import bench as bench_plan
@@ -62,7 +62,7 @@ def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]
         started.add(cell.index)
         how = launching.start(cell, directory, has_gpus=has_gpus)
         click.echo(f"{bench_plan.heading(cell)}\n{launching.command_line(how)}")
-    # Drawn among all, as a run does it that finds some of them done.
+    # Ordered among all cells, as in a resumed run that finds some of them done.
     ordered = [cell.index for cell in driver.order(plan.cells, seed=seed) if cell.index in started]
     text = f"in this order, with --seed {seed}: {' '.join(map(str, ordered))}"
     click.echo(f"# {text if ordered else 'nothing would start'}")
@@ -70,7 +70,7 @@ def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]
 
 @contextmanager
 def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[BenchProgress], None]]:
-    """A live table on a terminal; lines elsewhere."""
+    """Yield a function that shows progress: a live table on a terminal, lines elsewhere."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -104,7 +104,7 @@ def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[Benc
 
 
 def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
-    """Say what failed and what became of all; the exit code."""
+    """Print the failed cells and the counts of all; return the exit code."""
     from ergmeter.bench.overview import varying
     from ergmeter.views import bench as run
     from ergmeter.views.document import Document
@@ -127,7 +127,7 @@ _NOT_AGAIN = ("resume", "move_aside", "rerun", "out")
 
 
 def _resume_command(out: Path) -> str:
-    """The command line as it was given, with --resume."""
+    """Return the given command line with --resume."""
     import shlex
 
     from ergmeter.runlog.identity import redacted
@@ -166,7 +166,7 @@ def _resume_command(out: Path) -> str:
 @flag("--all", "every", help=f"Every configuration, and not just the first {_MOST}.")
 @flag(
     "--memory",
-    help="GPU memory alone, by all who tell it: each device, the Trainer's stages and their sums.",
+    help="Only GPU memory, from every source: each device, the Trainer's stages and their sums.",
 )
 @with_format(
     *("text", "md", "csv"),
@@ -182,7 +182,7 @@ def report(
     memory: bool,
     forms: Forms,
 ) -> None:
-    """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own.
+    """Show the results of cells in RESULTS: a directory, a table of `erg bench`, or FMS's own.
 
     --json has all cells and columns, as a list.
     """
@@ -240,7 +240,7 @@ def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[p
 
 
 def _echo_list(rows: Iterable[dict[str, Any]]) -> None:
-    """A list in JSON, an object a line, as they come."""
+    """Print rows as a JSON list, one object per line, as they arrive."""
     from ergmeter.views.documents import finite
 
     before = "[\n "
@@ -251,13 +251,13 @@ def _echo_list(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
-    """Before anything is read: what is there is not replaced unasked, what is read not at all."""
+    """Refuse paths that exist unless forced, and always the input and directories."""
     for path in paths:
         if path.is_dir():
             raise click.UsageError(f"{path} is a directory; name a file")
         is_source = path.exists() and results.exists() and path.samefile(results)
         if is_source or (path.exists() and not force):
-            way = "it is what is read; name another" if is_source else "--force replaces it"
+            way = "it is the input; name another" if is_source else "--force replaces it"
             raise click.UsageError(f"{path} is there already: {way}")
 
 
@@ -305,16 +305,16 @@ def listed(directory: Path, every: bool, chosen: str | None, forms: Forms) -> No
 @repeated(
     "--new-where",
     metavar="COLUMN=VALUE",
-    help="Just the cells of NEW with this value: two kinds within one file. May be repeated.",
+    help="Only cells of NEW with this value, such as one of two kinds in a file. May be repeated.",
 )
-@repeated("--ref-where", metavar="COLUMN=VALUE", help="The same of REF.")
+@repeated("--ref-where", metavar="COLUMN=VALUE", help="The same for REF.")
 @with_format("text", "md", "csv", "json", flags=SHORT_FLAGS)
 @repeated(
     "--rule",
     "rules",
     metavar="RULE",
-    help="What the page of --html judges by, as `erg gate` has it: 'tokens_per_s -3%'. May be"
-    " repeated. Default: that of `erg gate`.",
+    help="A rule that the page of --html judges by, as in `erg gate`: 'tokens_per_s -3%'. May be"
+    " repeated. Default: those of `erg gate`.",
 )
 @with_page
 def compare(
@@ -327,7 +327,7 @@ def compare(
     rules: tuple[str, ...],
     forms: Forms,
 ) -> None:
-    """Hold the cells in NEW against those in REF, each with what its noise allows to say.
+    """Compare the cells in NEW with those in REF, each change with its interval.
 
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
@@ -361,7 +361,7 @@ def compare(
 
 
 def statuses(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:
-    """The statuses that an option names; none where it is not given."""
+    """Parse the statuses of an option; none if it is not given."""
     if text is None:
         return ()
     asked = tuple(text.replace(",", " ").split())

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     "group_by",
     callback=listed,
     metavar="COLUMNS",
-    help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
-    " is what is named here. Default: backend, or source where there is one backend.",
+    help="What separates the groups: columns of the ledger, joined by commas, or `source`, the path"
+    " that is named here. Default: backend, or source if there is one backend.",
 )
 @click.option(
     "--baseline",
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     help="Time and energy until the training loss came down to this. Takes run directories.",
 )
 @with_default(
-    "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="Of the intervals."
+    "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="That of the intervals."
 )
 @with_default(
     "--difference",
@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     "--x",
     "axis",
     type=click.Choice(("step", "tokens", "time")),
-    help="What the curves on the page of --html are drawn over at first. Default: losses over"
-    " tokens, or steps where tokens are not known of all; the rest over time.",
+    help="Initial x axis of the curves on the page of --html. Default: tokens for losses, or"
+    " steps if a run has no token counts; time for the rest.",
 )
 @with_settings
 def command(
@@ -106,7 +106,7 @@ def command(
         group_by, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
     if axis is not None and forms.page is None:
-        raise UsageError(f"--x {axis} is of the page: give --html FILE too")
+        raise UsageError(f"--x {axis} is for the page: give --html FILE too")
     with progress_bar("reading runs", refresh_per_second=10) as show:
         entries = read_entries(
             sources,

@@ -54,9 +54,9 @@ _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has it
     default=0.95,
     help="Where nothing changed, the gate does not fail in at least this share of cases.",
 )
-@flag("--strict", help="Exit 1 where it is inconclusive, too.")
+@flag("--strict", help="Exit 1 also if the gate is inconclusive.")
 @flag(
-    "--allow-missing", help="A rule whose metric no cell has on both sides is no error, only named."
+    "--allow-missing", help="A rule whose metric no cell has on both sides is listed, not an error."
 )
 @with_format(
     *("text", "md", "json", *_FOR_CI),
@@ -138,9 +138,9 @@ def command(
 
 
 def _sides(new: Path, ref: Path, measures: Sequence[Metric]) -> tuple[SourceEntries, SourceEntries]:
-    """Both sides with these metrics: entries, failed ones too, and what was left out and why.
+    """Read both sides with these metrics: entries, failed ones too, and what was left out.
 
-    Cells that are compared with runs are read from their runs.
+    If cells are compared with runs, the cells are read from their own runs.
     """
     from ergmeter.compare.entry import Wanted, read_side
     from ergmeter.compare.gate import check_trainings
@@ -151,7 +151,7 @@ def _sides(new: Path, ref: Path, measures: Sequence[Metric]) -> tuple[SourceEntr
     for path in (new, ref):
         source = read_side(path, keys)
         if not source.entries:
-            raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+            raise FormatError(source.left_out[0] if source.left_out else f"{path} has no run")
         check_trainings(path, source.entries)
         sides.append(source)
     kinds = [{entry.kind for entry in side.entries} for side in sides]

@@ -21,12 +21,12 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
 
 
 @click.command(cls=GroupedCommand)
-@path_option("-o", "--out", help="A file instead of the screen.")
-@path_option("--badge", metavar="FILE.svg", help="Also draw a badge there.")
+@path_option("-o", "--out", help="File to write, instead of the screen.")
+@path_option("--badge", metavar="FILE.svg", help="Also write a badge.")
 @with_default(
     "--metric",
     default="j_per_token",
-    help="Of the badge: j_per_token, mfu, tokens_per_s, or any key or alias.",
+    help="Metric of the badge: j_per_token, mfu, tokens_per_s, or any key or alias.",
 )
 @click.option("--location", help="Where it was trained, for the metadata: Quebec, Canada.")
 @click.option(
@@ -88,7 +88,7 @@ def command(
 def _over_all_steps(
     run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary
 ) -> Summary:
-    """The same with warm-up, evaluation and checkpoints: they emitted too."""
+    """Return the summary with warm-up, evaluation and checkpoints, which emit CO2 too."""
     from ergmeter.metrics.evidence.window import UNBROKEN
     from ergmeter.metrics.summarize import summarize
 

@@ -1,4 +1,4 @@
-"""`erg job`: what the runs of a job that was stopped and resumed came to together."""
+"""`erg job`: totals over the runs of a job that was stopped and resumed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ergmeter.errors import FormatError, UsageError
 
 @click.command()
 @click.argument("job", required=False)
-@with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Where its runs are.")
+@with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Directory of its runs.")
 @with_forms
 def command(job: str | None, directory: Path, forms: Forms) -> int:
-    """Show what a job came to over all its runs: goodput, lost steps, energy and time.
+    """Show a job's totals over all its runs: goodput, lost steps, energy and time.
 
     A job is what `--job` or Meter(job=...) calls it; else a scheduler's job (SLURM, PBS, LSF),
     which a requeue keeps, or a launch of torchrun's. Without JOB: that of the newest run.

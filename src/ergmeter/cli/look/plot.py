@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
-# Those of `views.plots`, which would load numpy for `erg plot --help`; a test keeps them the same.
+# As in `views.charts.plots`, which would load numpy for `erg plot --help`; a test compares them.
 KINDS = (
     *("phases", "power", "energy", "memory", "activity", "clocks", "temperature", "node", "disk"),
     *("network", "steps", "loss", "ladder", "waterfall", "time_spent", "energy_spent"),
@@ -58,7 +58,7 @@ class _Kinds(click.Choice[str]):
 
 
 class _OfOneRun(GroupedCommand):
-    """One run; several are an error that names the command for them."""
+    """A command on one run; several runs are an error that names `erg compare`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         left = super().parse_args(ctx, args)
@@ -83,16 +83,16 @@ class _OfOneRun(GroupedCommand):
     "-o",
     "--out",
     metavar="FILE|DIR",
-    help="Where to (it has to be said): FILE.svg or FILE.png; of several kinds the directory, which"
-    " is made, for files that are called as their kind.",
+    help="Required: FILE.svg or FILE.png; for several kinds a directory, made if missing, with a"
+    " file named after each kind.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(_FORMATS),
-    help="Of the files in a directory. Default: svg.",
+    help="Format of files in a directory. Default: svg.",
 )
-@flag("--dark", help="On a dark ground.")
+@flag("--dark", help="On a dark background.")
 @with_run_and_settings
 def command(
     settings: Settings,
@@ -106,7 +106,7 @@ def command(
     """Draw charts of a run into files, without a browser. Without RUN: the newest under runs/.
 
     The charts are those of `erg report --html`. One that can't be drawn is not written, and the
-    reason is told. Of files that are there, PNGs and our own SVGs are replaced. Needs pip install
+    reason is printed. Existing PNGs and SVGs of `erg plot` are replaced. Needs pip install
     'ergmeter[html]'.
 
     \b
@@ -139,13 +139,13 @@ def command(
     if not drawable and _ALL not in kinds:
         others = [chart.id for chart in charts(evidence, summary, KINDS) if chart.spec is not None]
         alternatives = f"--kind {', '.join(others)}" if others else "no kind at all"
-        warn([f"of this run can be drawn: {alternatives}"])
+        warn([f"this run has plots for: {alternatives}"])
     is_enough = bool(drawable) if _ALL in kinds else len(drawable) == len(wanted)
     return 0 if is_enough else 1
 
 
 def _targets(out: Path, kinds: tuple[str, ...], form: str | None) -> dict[str, Path]:
-    """Where each kind goes: into the one file, or into a directory by its name."""
+    """Return the file of each kind: the one named, or one in a directory, named after it."""
     named = out.suffix.lower().removeprefix(".")
     is_picture = named in _FORMATS
     if out.is_dir() or (len(kinds) > 1 and not is_picture):
@@ -164,14 +164,14 @@ def _targets(out: Path, kinds: tuple[str, ...], form: str | None) -> dict[str, P
 
 
 def _check_target(path: Path) -> None:
-    """Refuse to replace what is neither a PNG nor an SVG that we made."""
+    """Refuse to replace a file that is neither a PNG nor an SVG of `erg plot`."""
     if path.is_dir():
         raise click.UsageError(f"-o: {path} is a directory; name another place")
     head = first_bytes(path, _HEAD_BYTES)
     is_ours = head.startswith(_PNG) or (head.startswith(_SVG) and _OF_VEGA in head)
     if head and not is_ours:
         raise click.UsageError(
-            f"-o: {path} is there and is no plot, and is not replaced; name another place"
+            f"-o: {path} exists and is not a plot, so it is not replaced; name another"
         )
 
 

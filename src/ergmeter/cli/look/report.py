@@ -1,4 +1,4 @@
-"""`erg report`: what a run came to."""
+"""`erg report`: a run's metrics as a card, JSON or a page."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def command(
     memory: bool,
     forms: Forms,
 ) -> None:
-    """Show what a run came to. Without RUN: the newest under runs/.
+    """Show a run's metrics. Without RUN: the newest under runs/.
 
-    A run can be reported while it is written. The settings given here take the place of those the
-    run was made with; nothing is written. Where one command ran several trainings, each has a card
-    of its own.
+    A run can be reported while it is written. Settings given here replace those of the run in this
+    report; the run is not changed. Where one command ran several trainings, each has a card of its
+    own.
     """
     if memory and (metrics or forms.form == "json"):
-        raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
+        raise click.UsageError("--memory draws bars only; `erg export` has the readings")
     if forms.page is not None and (metrics or memory or show_all or is_long):
         raise click.UsageError("--html has everything on its page: give it alone")
     if metrics:
@@ -70,7 +70,7 @@ def _show(
     is_long: bool,
     show_all: bool,
 ) -> None:
-    """Show the report. One whose page alone was asked for is not printed as well."""
+    """Show the report; with --html alone, write the page and print nothing else."""
     from ergmeter.metrics.summarize import evidence_of, summaries, summary_of
     from ergmeter.views.documents import report
     from ergmeter.views.run.card import document

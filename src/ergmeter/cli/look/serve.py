@@ -16,18 +16,18 @@ from ergmeter.errors import PluginError
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Where to listen. Default: any port that is free.",
+    help="Port to listen on. Default: any free port.",
 )
 @with_default(
     "--host",
     default="127.0.0.1",
-    help="On which address. Any other than this machine's own needs a token.",
+    help="Address to listen on; others than loopback need a token.",
 )
 @click.option(
     "--token",
     envvar="ERGMETER_TOKEN",
-    help="Visitors need this token (16 characters or more). Default: made and printed where others"
-    " can reach the address, none on this machine's own.",
+    help="Visitors need this token (16 characters or more). Default: generated and printed if"
+    " others can reach the address, else none.",
 )
 @flag("--open", "is_to_open", help="Also open it in the browser.")
 def command(directory: Path, port: int, host: str, token: str | None, is_to_open: bool) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LINES_EVERY_S = 10.0
 _FRAMES_EVERY_S = 2.0
-# Figures of the run so far need all of it: they may have a twentieth of the time, and no more.
+# Totals of the run so far read all of it: they get at most a twentieth of the time.
 _TOTALS_EVERY_S = 5.0
 _TOTALS_SHARE = 0.05
 
@@ -36,9 +36,9 @@ _TOTALS_SHARE = 0.05
 @click.command()
 @click.argument("run", type=PATH, required=False, metavar="[RUN|DIRECTORY]")
 @flag("--once", help="Show one page and end, also of a run that is over.")
-@click.option("--rank", type=click.IntRange(min=0), help="Steps of just this rank.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only steps of this rank.")
 @with_training
-@click.option("--steps", type=COUNT, help="How many there will be, for the ETA.")
+@click.option("--steps", type=COUNT, help="Total number of steps, for the ETA.")
 @click.option(
     "--interval",
     "interval_s",
@@ -58,10 +58,10 @@ def command(
 ) -> int:
     """Watch a run while it is running; q or Ctrl-C ends. Without RUN: the newest under runs/.
 
-    Where the output is no terminal, a line now and then. When the run ends its card is shown. What
-    is judged is the alert rules of the run, or --alert; of a run that is over, --once
-    lists the alerts that were told and those that would have been. Of several trainings in one run
-    the newest is shown, unless --training names another.
+    Without a terminal, it prints a line now and then. When the run ends its card is shown. The
+    alert rules are those of the run, or --alert. For a run that is over, --once lists the alerts
+    that were raised and those that would have been. Of several trainings in one run the newest is
+    shown, unless --training names another.
     """
     from rich.console import Console
 
@@ -69,7 +69,7 @@ def command(
     from ergmeter.metrics.live.frame import RunWatcher
     from ergmeter.views.run import watch
 
-    parse_rules(alerts)  # or what is wrong with one of them
+    parse_rules(alerts)  # raises if one is wrong
     path = _chosen(run)
     console = Console()
     watching = RunWatcher(path, rules=alerts, rank=rank, training=training, total_steps=steps)
@@ -106,7 +106,7 @@ def _chosen(path: Path | None) -> Path:
 
 
 class _Looks:
-    """Looks at a run, at its whole only so often as a share of the time allows."""
+    """Reads a run's frames; limits the time for totals over the whole run to a share."""
 
     def __init__(self, watching: RunWatcher) -> None:
         self._watching = watching
@@ -125,7 +125,7 @@ class _Looks:
 
 
 def _on_terminal(console: Console, looks: _Looks, every_s: float) -> LiveFrame | None:
-    """Draw until the run is over. None where the user ended it."""
+    """Draw until the run is over and return the last frame; None if the user quit."""
     from rich.live import Live
 
     from ergmeter.views.run import watch
@@ -155,7 +155,7 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> LiveFrame | N
             frame = looks.frame()
             if frame.replaced > replaced:
                 replaced = frame.replaced
-                printed.clear()  # those were the other's
+                printed.clear()  # they were alerts of the replaced run
                 click.echo(watch.REPLACED)
             for number in new_alerts(frame, printed):
                 click.echo(watch.alert_line(frame, number))
@@ -169,8 +169,8 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> LiveFrame | N
 
 
 def new_alerts(frame: LiveFrame, printed: list[NotedAlert]) -> list[int]:
-    """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
-    and one that was seen here first is told by the run a little later."""
+    """Return the indices of alerts without a line. A late one may come between others; the run may
+    report an alert, found here first, a little later, which is not a new one."""
     from ergmeter.metrics.live.alert_rules import is_same
 
     def has_line(alert: NotedAlert) -> bool:
@@ -182,7 +182,7 @@ def new_alerts(frame: LiveFrame, printed: list[NotedAlert]) -> list[int]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A way to wait so long for a key. The terminal is as it was afterwards."""
+    """Yield a function that waits for a key; restore the terminal at the end."""
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -211,5 +211,5 @@ def _no_key(wait_s: float) -> str:
 
 
 def _leave(number: int, _frame: object) -> None:
-    """A signal that ends us leaves the terminal as it was: it becomes an exit."""
+    """Turn a signal into SystemExit, so that the terminal is restored."""
     raise SystemExit(128 + number)

@@ -19,10 +19,10 @@ from ergmeter.cli.run_options import tell_damage
     required=True,
     help="csv and parquet: a file per table. json: one file.",
 )
-@path_option("--out", help="Where to. [default: RUN-export]")
+@path_option("--out", help="Directory to write to. [default: RUN-export]")
 @flag("--force", help="Overwrite files of an earlier export.")
 def command(run: Path, form: str, out: Path | None, force: bool) -> int:
-    """Write a run's steps, samples, marks, reported figures and summary out.
+    """Write a run's steps, samples, marks, reported metrics and summary to files.
 
     Times are nanoseconds on the run's monotonic clock, beside wall-clock times in UTC.
     """

@@ -15,7 +15,7 @@ _LONGEST_HELP = 1000  # characters of a summary: more than any has
 
 
 class _Actions(click.Group):
-    """Their summaries are first sentences, and stand whole where click would cut them."""
+    """Lists the subcommands with their whole first sentence, which click would cut."""
 
     def format_commands(
         self,
@@ -41,7 +41,7 @@ def command(context: click.Context) -> None:
 @command.command()
 @_RUN
 @click.argument("tags", nargs=-1)
-@repeated("--remove", metavar="TAG", help="Take this one away.")
+@repeated("--remove", metavar="TAG", help="Remove this tag.")
 def tag(run: Path, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
     """Tag a run; without TAGS, show its tags. One that is tagged `keep` is never pruned."""
     from ergmeter.runlog.manage import labels as collection
@@ -72,11 +72,11 @@ def note(run: Path, text: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("directory", type=PATH, default=Path("runs"))
-@click.option("--older-than", metavar="AGE", help="Than 30d, 12h, 2w.")
-@click.option("--larger-than", metavar="SIZE", help="Than 500MB, 2GB, 1GiB.")
-@repeated("--tag", "tags", help="With this tag (may be repeated: all of them).")
+@click.option("--older-than", metavar="AGE", help="Only runs older than this: 30d, 12h, 2w.")
+@click.option("--larger-than", metavar="SIZE", help="Only runs larger than this: 500MB, 2GB, 1GiB.")
+@repeated("--tag", "tags", help="Only runs with this tag. May be repeated: all of them.")
 @click.option(
-    "--keep-newest", type=click.IntRange(min=0), default=0, metavar="N", help="Not those."
+    "--keep-newest", type=click.IntRange(min=0), default=0, metavar="N", help="Keep these."
 )
 @flag("--yes", help="Do it. Without this nothing is removed.")
 def prune(
@@ -87,10 +87,10 @@ def prune(
     keep_newest: int,
     yes: bool,
 ) -> int:
-    """Remove the runs of DIRECTORY (default: runs/) of which all that is given holds.
+    """Remove the runs in DIRECTORY (default: runs/) that meet all given conditions.
 
-    Shows what would go; --yes removes it. A run stays that was written to within the last hour,
-    that is tagged `keep`, is a link, can't be read, or holds files that are no part of a run.
+    Shows what would go; --yes removes it. A run stays if it was written to within the last hour,
+    is tagged `keep`, is a link, can't be read, or has files that are not part of a run.
     """
     from ergmeter.runlog.manage import labels as collection
 
@@ -132,14 +132,14 @@ def pack(run: Path, file: Path | None) -> None:
     beside = run if run.name not in ("", "..") else run.resolve()
     into = packing.pack(run, file or beside.parent / f"{run.resolve().name}.tar.gz")
     size = scaled(into.stat().st_size, "B")
-    click.echo(f"{printable(str(into))}  {size}; `erg runs unpack` makes a run of it")
+    click.echo(f"{printable(str(into))}  {size}; `erg runs unpack` unpacks it")
 
 
 @command.command()
 @click.argument("file", type=PATH)
 @click.argument("directory", type=PATH, default=Path("runs"))
 def unpack(file: Path, directory: Path) -> None:
-    """Make a run of a packed one, in DIRECTORY (default: runs/)."""
+    """Unpack a packed run into DIRECTORY (default: runs/)."""
     from ergmeter.runlog.manage import pack as packing
 
     click.echo(printable(str(packing.unpack(file, directory))))
@@ -152,7 +152,7 @@ def unpack(file: Path, directory: Path) -> None:
 def anonymise(run: Path, into: Path, name: str | None) -> None:
     """Copy a run without host names, user names, paths, UUIDs, command line, labels and notes.
 
-    Figures stay as they are. The copy is read back and searched before it appears.
+    Metrics stay as they are. The copy is searched for leaks before it appears.
     """
     from ergmeter.runlog.manage.anonymise import anonymise as write_anonymised
 

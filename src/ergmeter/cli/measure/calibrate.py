@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     help="What to measure: cpu, cuda, cuda:1, or all for every GPU, one after the other. [default:"
     " auto, the first GPU where there is one]",
 )
-@flag("--quick", help="Shorter windows, and figures that are less sure.")
+@flag("--quick", help="Shorter windows, and less certain results.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def command(device: str, quick: bool, out: Path | None, forms: Forms, quiet: bool) -> int:
     """Measure what this machine can reach, in under a minute, and keep it for later runs.
 
-    Products of matrices in each type and memory bandwidth, each held for a window after a warm-up;
-    of a GPU also its idle power and how often its sensors have something new. Runs that are
+    Matrix products in each type and memory bandwidth, each sustained for a window after a warm-up;
+    for a GPU also its idle power and how often its sensors have a new value. Runs that are
     recorded afterwards are compared with it beside the datasheet. No setting of the machine is
     changed. Ctrl-C keeps what was measured until then. Needs torch.
 
@@ -65,7 +65,7 @@ def command(device: str, quick: bool, out: Path | None, forms: Forms, quiet: boo
 
 
 def stored_line(calibration: Calibration, out: Path | None) -> str:
-    """Store it and return where; a partial calibration does not replace a full one."""
+    """Store a calibration and return a line about it; a partial one replaces no full one."""
     from ergmeter.errors import FormatError
     from ergmeter.hardware.calibration import load_calibration, save_calibration
 
@@ -74,9 +74,7 @@ def stored_line(calibration: Calibration, out: Path | None) -> str:
     except FormatError:
         before = None
     if calibration.interrupted and before is not None and not before.interrupted:
-        return (
-            f"not kept, as it was interrupted: that of {before.measured[:10]} is whole, and stays"
-        )
+        return f"not kept, as it was interrupted: the full one of {before.measured[:10]} stays"
     if not calibration.matmul and not calibration.bandwidth:
         return "not kept: it was interrupted before there was a rate"
     return f"kept in {save_calibration(calibration, folder=out)}"

@@ -1,4 +1,4 @@
-"""`erg demo`: a real training, small enough for any machine, and what it came to."""
+"""`erg demo`: a real training, small enough for any machine, and its results."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 _SHOW_FROM_BYTES = 20_000_000
-_REASONS = 3  # shown of those why runs began
+_REASONS = 3  # why runs began: the most that are shown
 
 
 @click.command()
@@ -31,12 +31,12 @@ _REASONS = 3  # shown of those why runs began
     "format_name",
     metavar="NAME",
     help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nvidia_smi, nxdt,"
-    " torchtitan. [default: found out]",
+    " torchtitan. [default: detected]",
 )
 @TOKENS_ARE
 @flag(
     "--one-device",
-    help="A log of nvidia-smi with no column that tells devices apart is of one device.",
+    help="Read an nvidia-smi log without an index or UUID column as one device.",
 )
 @flag("--json", "as_json", help="What was made, as JSON.")
 @with_model
@@ -52,11 +52,11 @@ def command(
     one_device: bool,
     as_json: bool,
 ) -> int:
-    """Make a run of a training log, for `erg report` and everything else that reads runs.
+    """Make a run from a training log, for `erg report` and everything else that reads runs.
 
     Or of the readings that `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1` logged.
 
-    LOG is a file, packed with gzip or not, or - for standard input. A log that holds several runs
+    LOG is a file, packed with gzip or not, or - for standard input. A log that has several runs
     one after the other, by step numbers that begin again, makes a run of each.
 
     \b
@@ -75,7 +75,7 @@ def command(
         )
     if imported.log.is_cut_off:
         click.echo(
-            f"erg: {log}: the compressed log ends half way; what there is was read", err=True
+            f"erg: {log}: the compressed log is incomplete; its first part was read", err=True
         )
     if as_json:
         print_json(_document(imported))

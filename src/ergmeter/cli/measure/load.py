@@ -35,18 +35,20 @@ _LIMITS = ("ttft", "tpot", "e2e")
 
 
 def _parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
-    """Numbers with commas, each above 0 and once."""
+    """Parse numbers separated by commas, each above 0; duplicates are dropped."""
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise click.UsageError(f"{option} takes numbers with commas; got {text!r}") from error
+        raise click.UsageError(
+            f"{option} takes numbers with commas between; got {text!r}"
+        ) from error
     if not all(0 < number < float("inf") for number in values):
         raise click.UsageError(f"{option} takes numbers above 0; got {text!r}")
     return list(dict.fromkeys(values))
 
 
 def _parse_slo(text: str | None) -> dict[str, float]:
-    """Limits by name: ttft=0.5,tpot=0.05."""
+    """Parse limits in seconds by name: ttft=0.5,tpot=0.05."""
     limits = {}
     for part in text.split(",") if text else ():
         name, _, limit = part.partition("=")
@@ -56,12 +58,12 @@ def _parse_slo(text: str | None) -> dict[str, float]:
             raise click.UsageError(f"--slo takes ttft=0.5,tpot=0.05; got {part!r}") from error
     unknown = [name for name in limits if name not in _LIMITS]
     if unknown:
-        raise click.UsageError(f"--slo knows {', '.join(_LIMITS)}; got {unknown[0]!r}")
+        raise click.UsageError(f"--slo takes limits of {', '.join(_LIMITS)}; got {unknown[0]!r}")
     return limits
 
 
 def _parse_share(option: str, text: str) -> float:
-    """A share as 5% or 0.05, from 0 to 1."""
+    """Parse a share such as 5% or 0.05, from 0 to 1."""
     number, is_percent = text.removesuffix("%"), text.endswith("%")
     try:
         value = float(number) / (100 if is_percent else 1)
@@ -75,7 +77,7 @@ def _parse_share(option: str, text: str) -> float:
 
 
 def _parse_headers(texts: tuple[str, ...], key: str) -> tuple[tuple[str, str], ...]:
-    """Headers as pairs, that of the key first. $VARIABLE is filled in."""
+    """Parse headers into pairs, the API key's first; $VARIABLE in a value is expanded."""
     pairs = [("Authorization", f"Bearer {key}")] if key else []
     for header in texts:
         name, colon, value = header.partition(":")
@@ -83,13 +85,13 @@ def _parse_headers(texts: tuple[str, ...], key: str) -> tuple[tuple[str, str], .
             raise click.UsageError(f"--header takes 'NAME: VALUE'; got {name!r}")
         filled = os.path.expandvars(value.strip())
         if not (name + filled).isprintable() or not (name + filled).isascii():
-            raise click.UsageError(f"--header {name.strip()!r}: its value can't stand in a header")
+            raise click.UsageError(f"--header {name.strip()!r}: its value is not printable ASCII")
         pairs.append((name.strip(), filled))
     return tuple(pairs)
 
 
 def _parse_body(text: str | None) -> dict[str, Any]:
-    """Fields of a JSON object."""
+    """Parse the JSON object of --body."""
     try:
         fields = json.loads(text or "{}")
     except ValueError as error:
@@ -100,7 +102,7 @@ def _parse_body(text: str | None) -> dict[str, Any]:
 
 
 def _hide_headers() -> None:
-    """A header may hold a key, and the command line goes into the run."""
+    """Mask header values in sys.argv: the run stores it, and a header may contain a key."""
     for index, word in enumerate(sys.argv):
         if word == "--header" and index + 1 < len(sys.argv):
             sys.argv[index + 1] = f"{sys.argv[index + 1].partition(':')[0]}: ***"
@@ -114,37 +116,37 @@ def _hide_headers() -> None:
 @click.option(
     "--concurrency",
     metavar="N[,N...]",
-    help="Closed loop: so many requests at a time. Several make a run each. [default: 1]",
+    help="Closed loop: N requests at a time. Each number makes a run. [default: 1]",
 )
 @click.option(
     "--rate",
     metavar="R[,R...]",
-    help="Open loop: so many requests a second on average (Poisson), however many are under way.",
+    help="Open loop: R requests a second on average (Poisson), however many are in flight.",
 )
 @click.option(
     "--requests",
     "requests_",
     type=COUNT,
-    help="How many requests count in each run. [default: 10 for each at a time, at least 20]",
+    help="Requests that count in each run. [default: 10 x concurrency, at least 20]",
 )
 @click.option(
     "--duration",
     "duration_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Or: all that begin within S seconds. [default with --rate: 30]",
+    help="Instead of --requests: all that begin within S seconds. [default with --rate: 30]",
 )
 @with_default(
     "--prompt-tokens",
     type=COUNT,
     default=128,
-    help="Length of the made-up prompts, by the server's own count as near as can be.",
+    help="Length of the made-up prompts, about this by the server's own count.",
 )
 @with_default(
     "--output-tokens",
     type=COUNT,
     default=128,
-    help="The most tokens of an answer; where the server allows it (ignore_eos), just as many.",
+    help="The most tokens of an answer; exactly as many if the server allows it (ignore_eos).",
 )
 @click.option(
     "--prompts",
@@ -161,9 +163,9 @@ def _hide_headers() -> None:
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),
-    help="Requests before those that count. [default: as many as at a time; 4 with --rate]",
+    help="Requests before those that count. [default: the concurrency; 4 with --rate]",
 )
-@with_default("--seed", type=int, default=0, help="Of prompts and arrivals.")
+@with_default("--seed", type=int, default=0, help="Seed of prompts and arrivals.")
 @click.option(
     "--slo", metavar="ttft=S,tpot=S,e2e=S", help="Limits in seconds, for goodput: any of the three."
 )
@@ -172,7 +174,7 @@ def _hide_headers() -> None:
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
-    help="A request has failed when nothing came for so many seconds.",
+    help="A request fails if nothing is received for this many seconds.",
 )
 @with_default(
     "--max-error-rate",
@@ -184,7 +186,7 @@ def _hide_headers() -> None:
     "--header",
     "headers",
     metavar="'NAME: VALUE'",
-    help="Sent with each request; $VARIABLE in it is filled in. May be repeated.",
+    help="Sent with each request; $VARIABLE in it is expanded. May be repeated.",
 )
 @with_default(
     "--api-key-env",
@@ -192,7 +194,7 @@ def _hide_headers() -> None:
     help="The environment variable that holds the key, if one is needed.",
 )
 @click.option("--body", metavar="JSON", help="Fields to add to each request: '{\"top_p\": 0.9}'.")
-@flag("--no-energy", help="Leave this machine's devices unread: for a tunnel.")
+@flag("--no-energy", help="Do not read this machine's devices: for a server behind a tunnel.")
 @path_option(
     "--out",
     help="The run directory to make; of several, the directory they go in."
@@ -200,11 +202,11 @@ def _hide_headers() -> None:
 )
 @with_forms
 def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes what it parsed
-    """Send requests to an inference server and say how it served them.
+    """Send requests to an inference server and measure how it serves them.
 
     URL is the base of any server that speaks OpenAI's protocol: vLLM, SGLang, transformers serve.
-    Each number at a time, or a second, makes a run, with TTFT, TPOT, tokens/s and, where the server
-    is on this machine, joules per token. A first request, in no run, finds out what it understands.
+    Each concurrency or rate makes a run, with TTFT, TPOT, tokens/s and, if the server is on this
+    machine, joules per token. A first request, in no run, finds the options that it accepts.
     Ctrl-C or SIGTERM ends it early and still shows what was measured until then.
 
     \b
@@ -251,7 +253,7 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
 
 
 def _what(options: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
-    """Who is asked what; and why this machine's devices are not the server's, if they are not."""
+    """Return request options, prompts, and why this machine's energy is not read, if it isn't."""
     from ergmeter.load.client import RequestTarget, address, why_remote
     from ergmeter.load.request_body import Asking, MadeUp, read_prompts
 
@@ -314,7 +316,7 @@ def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcom
 def _show(
     done: list[tuple[LevelPlan, LevelOutcome]], forms: Forms, *, max_error_frac: float
 ) -> int:
-    """Print what was measured. The exit code: 1 if too many requests of a level failed."""
+    """Print the results. Return the exit code: 1 if too many requests of a level failed."""
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run import load as view

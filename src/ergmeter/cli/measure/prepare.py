@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 )
 @flag("--json", "as_json", help="As JSON.")
 def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
-    """Tokenise the data of a training and say what is in it; train nothing.
+    """Tokenise the data of a training and show what is in it; train nothing.
 
-    Counts rows and tokens: those that are text, those that are computed with padding, and those
-    that bear loss. Writes the first examples as the model reads them, with what bears loss
+    Counts rows and tokens: those of text, those computed (padding included), and those that count
+    in the loss. Writes the first examples as the model reads them, with what counts in the loss
     between marks.
 
     \b
@@ -63,7 +63,7 @@ def _prepared(config: SftConfig) -> tuple[Prepared, dict[str, EpochTokens]]:
 
 
 def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
-    """The model's. Of a built-in one the weights are not made for this."""
+    """Return the model's tokenizer, without making the weights of a built-in model."""
     if config.model.is_builtin:
         from ergmeter.workloads.sft.tiny_model import tokenizer
 
@@ -74,12 +74,12 @@ def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
 
 
 def _rendered(data: Prepared) -> str:
-    """The samples, with what bears loss between marks that no template has."""
+    """Return the samples, with text that counts in the loss between marks."""
     texts = (
         "".join(f"⟦{text}⟧" if bears_loss else text for text, bears_loss in sample.parts)
         for sample in data.samples
     )
-    return "what is between ⟦ and ⟧ bears loss\n" + "".join(
+    return "text between ⟦ and ⟧ counts in the loss\n" + "".join(
         f"\n--- example {number}\n{text}\n" for number, text in enumerate(texts, 1)
     )
 
@@ -115,6 +115,6 @@ def _lines(config: SftConfig, data: Prepared, parts: dict[str, EpochTokens]) -> 
             f"  {part.real:>12,} real tokens",
             f"  {part.computed:>12,} computed, padding included"
             f" ({100 * part.real / part.computed:.1f} % real)",
-            f"  {part.loss:>12,} bear loss",
+            f"  {part.loss:>12,} count in the loss",
         ]
     return [*lines, *data.notes]

@@ -41,9 +41,9 @@ _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
     flag(
         "--pty",
         help="Give the command a pseudo-terminal for its standard output, so that a program which"
-        " holds its output back in a pipe prints each line as it comes.",
+        " buffers its output in a pipe prints each line as it comes.",
     ),
-    flag("--no-hook", help="Do not look into the command's Python, only at its output."),
+    flag("--no-hook", help="Read only the output: load no hook into the command's Python."),
     group="recording",
 )
 @flag("--quiet", help="Show no card at the end.")
@@ -78,7 +78,7 @@ def command(
     from ergmeter.recorder import RecordRequest, record
     from ergmeter.runlog.format import RUN_VARIABLE
 
-    probe_names(probes)  # or which there are
+    probe_names(probes)  # raises for an unknown one
     if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
         unused = f"; --out {out} is not used" if out else ""
         unused += "; alerts and budgets are not judged here" if options["alerts"] else ""
@@ -105,7 +105,7 @@ def command(
 
 
 def _check_place(out: Path | None) -> None:
-    """Before anything is started: a run can be written where it is to be."""
+    """Refuse a directory where no run can be written, before the command starts."""
     if out is None:
         check_folder(Path("runs"), option="without --out DIR a run goes to")
     else:

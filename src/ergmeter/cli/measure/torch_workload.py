@@ -13,14 +13,14 @@ INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
 
 def workload(name: str, *, what: str) -> ModuleType:
-    """The module of that name. PluginError where torch is not installed."""
+    """Import a module of ergmeter.workloads. PluginError if torch is not installed."""
     with needing("torch", what=what, extra="torch"):
         return importlib.import_module(f"ergmeter.workloads.{name}")
 
 
 @contextmanager
 def needing(*libraries: str, what: str, extra: str) -> Iterator[None]:
-    """Raise PluginError, with what to install, where one of these libraries is missing."""
+    """Raise PluginError, with what to install, if the body lacks one of these libraries."""
     try:
         yield
     except ModuleNotFoundError as error:

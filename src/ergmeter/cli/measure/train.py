@@ -34,7 +34,7 @@ _MISUSED, _CANT_FINISH = 2, 3
     "--set",
     "changes",
     metavar="KEY=VALUE",
-    help="Change one key of it, such as train.max_steps=50. May be repeated.",
+    help="Change one key of the configuration, such as train.max_steps=50. May be repeated.",
 )
 @with_sink
 @path_option("--out", help="The run directory to make. [default: runs/DATE-train-BACKEND-xxxx]")
@@ -42,7 +42,7 @@ _MISUSED, _CANT_FINISH = 2, 3
     "--repeats",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Train so many times, with seeds that follow each other, each in a process of its own.",
+    help="Train this many times, with seeds that follow each other, each in a process of its own.",
 )
 @path_option(
     "--interleave",
@@ -65,7 +65,7 @@ _MISUSED, _CANT_FINISH = 2, 3
 )
 @flag(
     "--anyway",
-    help="Train although the estimate is more memory than is free, or more than 6 hours.",
+    help="Train even if the estimate is above the free memory, or above 6 hours.",
 )
 @click.option("--in-series", type=(int, float), hidden=True)
 @click.option(
@@ -74,7 +74,7 @@ _MISUSED, _CANT_FINISH = 2, 3
     help="Show the card at the end. [default: as the configuration's `report:` says]",
 )
 @flag("--json", "as_json", help="The row as JSON, and no card.")
-@flag("--quiet", help="Just the result: no progress.")
+@flag("--quiet", help="Only the result: no progress.")
 def command(
     config_path: Path,
     changes: tuple[str, ...],
@@ -92,7 +92,7 @@ def command(
 ) -> int:
     """Fine-tune a model as a YAML file says, measured, and append a row to the energy ledger.
 
-    Backends are torch, bnb (bitsandbytes) and unsloth: what was asked for runs, or it stops with
+    Backends are torch, bnb (bitsandbytes) and unsloth: the configured one runs, or it stops with
     the reason. Under torchrun or accelerate every rank trains and the first writes the row.
 
     \b
@@ -108,7 +108,7 @@ def command(
     configs = [load(path, changes=settings) for path in (config_path, *interleave)]
     if repeats > 1 or interleave:
         if as_json or report:
-            raise click.UsageError("--json and --report are of one training; see erg compare")
+            raise click.UsageError("--json and --report are for one training; see erg compare")
         options = ["--grace", str(grace_s), *(["--anyway"] if anyway else [])]
         options += ["--quiet"] if quiet else []
         for change in changes:
@@ -151,7 +151,7 @@ def _changes(pairs: Sequence[str]) -> dict[str, object]:
         try:
             settings[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise UsageError(f"--set {pair}: {value!r} is no YAML value") from error
+            raise UsageError(f"--set {pair}: {value!r} is not a YAML value") from error
     return settings
 
 
@@ -180,7 +180,7 @@ def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[..., None]
 
 
 def _lines(what: str) -> Callable[..., None]:
-    """A line every half minute, for logs."""
+    """Return a function that prints progress every half minute, for logs."""
     told_s = time.monotonic()
 
     def tell(step: int, steps: int, loss: float | None) -> None:
@@ -226,7 +226,7 @@ def _tell_of_row(outcome: TrainingOutcome) -> None:
     if outcome.written.problem:
         click.echo(f"[train] Warning: the row is not in {outcome.written.problem}", err=True)
     if outcome.written.path is None:
-        click.echo("[train] no file takes the row; here it is:", err=True)
+        click.echo("[train] no file could store the row; here it is:", err=True)
         click.echo(as_text(outcome.row), err=True)
     else:
         click.echo(f"[train] Metrics saved to {outcome.written.path}")
@@ -234,7 +234,7 @@ def _tell_of_row(outcome: TrainingOutcome) -> None:
 
 
 def _figures(row: dict[str, object]) -> str:
-    """The original's line of metrics; absent ones are marked."""
+    """Return SFT-Play's line of metrics; absent ones are marked."""
     names = {
         "tokens_processed": "{:.0f} tokens",
         "tok_per_s": "{:.1f} tok/s",
@@ -258,12 +258,12 @@ def _series(
     cool_down_s: float,
     quiet: bool,
 ) -> int:
-    """Trains in turns. `options` are those of each training."""
+    """Train the configurations in turns. `options`: arguments of each training."""
     from ergmeter.runlog.identity import new_run_path
     from ergmeter.workloads.sft import repeats as series
 
     for config in configs:
-        series.interpreter(config)  # before hours of the others
+        series.interpreter(config)  # fails now, not after hours of other trainings
     where = out or new_run_path("series")
     plan = list(series.turns(configs, repeats, runs=where))
     done = failed = code = 0
@@ -279,7 +279,7 @@ def _series(
         others_s = turn_s - began_s + sum(took_s.get(p, 0) for p in left if p != turn.config.path)
         code = series.run(turn, [*options, "--in-series", str(times), str(others_s)])
         if code in (_MISUSED, _CANT_FINISH, 130, 143):
-            break  # what stopped one of them means all
+            break  # it would stop the others too
         took_s[turn.config.path] = time.monotonic() - turn_s + cool_down_s
         done += code == 0
         failed += code != 0

@@ -1,8 +1,8 @@
-"""Files that several processes append to, one whole piece at a time; CSV tables; the energy ledger.
+"""Files that several processes append to in complete pieces; CSV tables; the energy ledger.
 
 Two processes that start together may both write the header; a piece written in two calls may be
-split by another's; a full disk leaves half a piece. So a piece is one `write` at the file's end,
-under a lock, and an incomplete one is removed again.
+split by another process's; a full disk leaves half a piece. So a piece is one `write` at the file's
+end, under a lock, and an incomplete one is removed again.
 
 `flock` and not `lockf`, whose locks belong to the process: two threads would not exclude each
 other. On NFS the kernel maps one to the other.
@@ -41,14 +41,14 @@ LEDGER_COLUMNS = (*LEDGER_DESCRIBED, *LEDGER_MEASURED)
 
 
 def ledger_columns(described: Mapping[str, object]) -> tuple[str, ...]:
-    """SFT-Play's columns in its order, then the user's others."""
+    """Return SFT-Play's columns in their order, then the user's other columns."""
     return (*LEDGER_COLUMNS, *(name for name in described if name not in LEDGER_COLUMNS))
 
 
 def ledger_row(
     readings: Mapping[str, Result], *, steps: int, described: Mapping[str, object]
 ) -> dict[str, object]:
-    """A run's row: its steps, what was measured, and the user's description."""
+    """Return a run's ledger row: its steps, its measured values and the user's description."""
     cells: dict[str, object] = {"steps": steps}
     for metric, alias in ledger_aliases():
         reading = readings.get(metric.key)
@@ -71,7 +71,7 @@ class AppendedFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """A context that excludes other processes."""
+        """Lock the file against other processes while in the context."""
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -80,11 +80,11 @@ class AppendedFile:
 
     @property
     def size_bytes(self) -> int:
-        """The present size."""
+        """The file's current size."""
         return os.fstat(self._descriptor).st_size
 
     def append(self, piece: bytes) -> None:
-        """Write all of it, or none. Call under the lock."""
+        """Write all of `piece`, or nothing. Call under the lock."""
         before_bytes = self.size_bytes
         written_bytes = os.write(self._descriptor, piece)
         if written_bytes != len(piece):
@@ -92,7 +92,7 @@ class AppendedFile:
             raise OSError(errno.ENOSPC, "no space for a whole row", str(self.path))
 
     def append_line(self, line: str) -> None:
-        """Write a line, starting a new one where the last writer was cut off."""
+        """Write a line, after a line break if the last writer left an incomplete line."""
         size_bytes = self.size_bytes
         is_cut = size_bytes and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n"
         self.append(("\n" if is_cut else "").encode() + line.encode() + b"\n")
@@ -113,7 +113,7 @@ class CsvFile:
     def __init__(self, path: str | Path, columns: Sequence[str]) -> None:
         twice = sorted({name for name in columns if list(columns).count(name) > 1})
         if not columns or twice:
-            raise UsageError(f"a table has columns, each once; twice: {', '.join(twice) or 'none'}")
+            raise UsageError(f"columns must be distinct; duplicates: {', '.join(twice) or 'none'}")
         self.columns = tuple(columns)
         self._file = AppendedFile(path)
         try:
@@ -127,13 +127,13 @@ class CsvFile:
             raise
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Add a row. None, and a column that the row lacks, are empty cells."""
+        """Add a row. None and missing columns become empty cells."""
         unknown = [name for name in row if name not in self.columns]
         if unknown:
             raise UsageError(f"{self._file.path} has no column {', '.join(unknown)}")
         line = _line(integral(row.get(name)) for name in self.columns)
         with self._file.locked():
-            if not self._file.size_bytes:  # emptied since
+            if not self._file.size_bytes:  # another program emptied the file
                 self._file.append_line(_line(self.columns))
             self._file.append_line(line)
 
@@ -151,7 +151,7 @@ class CsvFile:
 
 
 def header_of(path: Path) -> tuple[str, ...]:
-    """The columns that a CSV file names; none if it is empty."""
+    """Return the column names of a CSV file; none if it is empty."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         return tuple(next(csv.reader(file), ()))
 
@@ -165,12 +165,12 @@ def _difference(there: tuple[str, ...], wanted: tuple[str, ...]) -> str:
         pairs = zip(there, wanted, strict=False)
         at, old, new = next(((i, a, b) for i, (a, b) in enumerate(pairs, 1) if a != b), (0, "", ""))
         order = f"column {at} is {old} where {new} belongs"
-        differences.append(order if at else f"a column stands twice among its {len(there)}")
+        differences.append(order if at else f"one of its {len(there)} columns occurs twice")
     return " and ".join(differences)
 
 
 def integral(value: object) -> object:
-    """An integral float as an int, without the .0."""
+    """Return an integral float as an int, so that it is written without .0."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value

@@ -1,7 +1,7 @@
 """Checks the options of sinks, selects the metrics to send, and spells their names for each tool.
 
 A misspelt option is an error: `projekt="llama"` would otherwise send a run to the default project.
-Sinks load in a thread of their own, later; options and libraries are checked here, at once.
+Sinks are created later, in their own thread; options and libraries are checked here, at once.
 
 A missing metric must not go out as 0, nor stay on a dashboard at its last value. So `Missing` and
 non-finite values are left out here, for all sinks.
@@ -37,7 +37,7 @@ TRACKER: dict[str, Any] = {"metrics": None, "prefix": PREFIX, "devices": True}
 
 
 def missing_library(sink: type[DeclaredSink]) -> str:
-    """The missing library that a sink needs, with the command to install it; else empty."""
+    """Return which library a sink needs and how to install it; empty if it is installed."""
     if not sink.library or find_spec(sink.library) is not None:
         return ""
     return f"{sink.library} is not installed; pip install 'ergmeter[{sink.name}]'"
@@ -51,9 +51,10 @@ def checked_options(
     options: Mapping[str, Any],
     **defaults: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
-    """All options of a sink; `defaults` are those it computed. UsageError for an unknown one.
+    """Return all options of a sink. UsageError for an unknown one.
 
-    Text, as a command line gives it, becomes a number or a truth where the default is one.
+    `defaults`: computed default values. Text from a command line is converted to a number or a
+    boolean if the default is one.
     """
     allowed = {**sink.options, **defaults}
     for name in options:
@@ -66,14 +67,14 @@ def checked_options(
 
 
 def choice(value: str, of: tuple[str, ...], *, option: str) -> str:
-    """The value, if it is one of `of`; else UsageError."""
+    """Return the value. UsageError if it is not one of `of`."""
     if value not in of:
-        raise UsageError(f"{option} is one of {', '.join(of)}; got {value!r}")
+        raise UsageError(f"{option} must be one of {', '.join(of)}; got {value!r}")
     return value
 
 
 def _like(default: Any, value: Any, *, option: str) -> Any:  # noqa: ANN401
-    """Text converted to the type of the default."""
+    """Convert text to the type of the default."""
     if not isinstance(value, str) or not isinstance(default, int | float):
         return value
     try:
@@ -82,7 +83,7 @@ def _like(default: Any, value: Any, *, option: str) -> Any:  # noqa: ANN401
         return type(default)(value)
     except (KeyError, ValueError):
         kind = "true or false" if isinstance(default, bool) else "a number"
-        raise UsageError(f"{option} is {kind}; got {value!r}") from None
+        raise UsageError(f"{option} must be {kind}; got {value!r}") from None
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def _like(default: Any, value: Any, *, option: str) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True)
 class SinkValue:
-    """A reading by its key: of the run, or of one device."""
+    """A reading with the key of its metric, of the run or of one device."""
 
     key: str
     reading: Reading
@@ -112,11 +113,11 @@ class Selection:
         self._devices = devices
 
     def columns(self) -> tuple[str, ...]:
-        """The keys of a table, whose columns are fixed before the first value."""
+        """The keys of the selected metrics, as columns of a table."""
         return tuple(catalogue()) if self.keys is None else self.keys
 
     def figures(self, update: Update) -> list[SinkValue]:
-        """The values to send of an update: of the run first, then device by device."""
+        """Return the values of an update to send: the run's, then those of each device."""
         summary = update.summary
         values = [SinkValue(key, r) for key, r in self._chosen(summary.readings) if _is_known(r)]
         for device, results in summary.devices.items() if self._devices else ():
@@ -124,7 +125,7 @@ class Selection:
         return values
 
     def missing(self, update: Update) -> dict[str, str]:
-        """Why a chosen metric has no value, by key."""
+        """Return the reasons of the selected metrics without a value, by key."""
         return {
             key: result.reason if isinstance(result, Missing) else f"the value is {result.value}"
             for key, result in self._chosen(update.summary.readings)
@@ -140,7 +141,7 @@ class SelectingSink(DeclaredSink):
     """Base of the sinks here: checks library and options, selects and names the metrics."""
 
     def __init__(self, request: SinkRequest, **defaults: Any) -> None:  # noqa: ANN401
-        """`defaults` are those that the sink computes for options that it declares."""
+        """`defaults`: defaults of declared options that the sink computes at run time."""
         if missing := missing_library(type(self)):
             raise PluginError(missing)
         self._options = options = checked_options(type(self), request.options, **defaults)
@@ -149,11 +150,11 @@ class SelectingSink(DeclaredSink):
         self._selection = Selection(options["metrics"], devices=options.get("devices", False))
 
     def _tagged(self, update: Update) -> dict[str, float]:
-        """The values of an update by a tracker's names."""
+        """Return the values of an update under a tracker's names."""
         return self._names.tagged(self._selection.figures(update), is_final=update.is_final)
 
     def _labels(self, figure: SinkValue, update: Update) -> dict[str, str]:
-        """What qualifies a value: its basis, its device and, of a run, the window."""
+        """Return a value's labels: basis, device if any, and the window kind if final."""
         labels: dict[str, str] = {"basis": figure.reading.basis}
         if figure.device is not None:
             labels["device"] = figure.device
@@ -162,11 +163,11 @@ class SelectingSink(DeclaredSink):
         return labels
 
     def close(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: nothing is buffered."""
 
 
 def readable(reading: Reading) -> str:
-    """A value in a unit that people read, marked if it is impossible."""
+    """Format a value in a readable unit, marked if it is impossible."""
     return _number(reading.value, reading.unit) + reading.mark
 
 
@@ -206,24 +207,24 @@ _UCUM = {
 
 
 class Names:
-    """The names of a key for one prefix."""
+    """Spells a metric's name for trackers, Prometheus and OpenTelemetry, with one prefix."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", prefix):
             raise UsageError(
-                f"prefix starts with a letter and has letters, digits, - and _; got {prefix!r}"
+                f"prefix must start with a letter, then letters, digits, - and _; got {prefix!r}"
             )
         self._prefix = prefix
 
     def tag(self, name: str, *, device: str | None = None, is_final: bool = False) -> str:
-        """A tracker's name for a metric: a folder, the key, and the device if any."""
+        """Return a tracker's name for a metric: folder, key, and device if any."""
         folder = f"{self._prefix}-run" if is_final else self._prefix
-        # MLflow takes letters, digits and a few signs, and no other in a name.
+        # MLflow allows only letters, digits and a few signs in a name.
         of = "" if device is None else "/" + re.sub(r"[^A-Za-z0-9_.-]", "-", device)
         return f"{folder}/{name}{of}"
 
     def tagged(self, figures: Iterable[SinkValue], *, is_final: bool) -> dict[str, float]:
-        """Values by a tracker's names.
+        """Return values under a tracker's names.
 
         An impossible value goes under a name of its own: a tracker's scalars carry no mark.
         """
@@ -239,20 +240,20 @@ class Names:
         return self.tag("window", is_final=True)
 
     def series(self, name: str, *, is_final: bool = False) -> str:
-        """Prometheus's name."""
+        """Return Prometheus's name for a metric."""
         return re.sub(r"[^A-Za-z0-9_]", "_", self.instrument(name, is_final=is_final))
 
     def instrument(self, name: str, *, is_final: bool = False) -> str:
-        """OpenTelemetry's name."""
+        """Return OpenTelemetry's name for a metric."""
         return f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
 
 
 def ucum(unit: str) -> str:
-    """A unit of the catalogue as UCUM writes it: tokens/s is {token}/s."""
+    """Return a unit of the catalogue in UCUM spelling: {token}/s for tokens/s."""
     return "/".join(_UCUM.get(part, f"{{{part}}}") for part in unit.split("/"))
 
 
 def explanation(key: str) -> str:
-    """A metric in a line: title, unit, formula."""
+    """Describe a metric in a line: title, unit, formula."""
     metric = catalogue()[key]
     return f"{metric.title} [{metric.unit}]: {metric.formula}"

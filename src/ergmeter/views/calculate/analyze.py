@@ -2,6 +2,8 @@
 
 A metric keeps its basis and interval, or its reason where it is absent. Compiled graphs are sorted
 by their work and cut to the largest. Files that could not be read are listed apart.
+
+"The original" is nki-llama's calculate_training_metrics.py.
 """
 
 from __future__ import annotations
@@ -176,7 +178,7 @@ def _sections(analysis: Analysis, most_graphs: int) -> dict[str, Section]:
 def _absent(analysis: Analysis) -> Iterator[Part]:
     by_reason = grouped((why, key) for key, why in missing(analysis).items())
     rows = tuple((why, ", ".join(keys)) for why, keys in by_reason.items())
-    none = Paragraph("Nothing that was asked for is absent.")
+    none = Paragraph("No requested metric is absent.")
     yield Table(("why", "what"), rows) if rows else none
 
 
@@ -263,7 +265,7 @@ def _score(analysis: Analysis) -> Iterator[Part]:
     """Yield the score, one factor a row."""
     result, score = analysis.readings.get(SCORE), analysis.score
     if result is None or score is None:
-        yield Paragraph("No overall score was asked for: --calculate-score gives it, by factor.")
+        yield Paragraph("No overall score was requested: --calculate-score gives it, by factor.")
         return
     score_text = "-"
     if isinstance(result, Reading):

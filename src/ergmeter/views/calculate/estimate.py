@@ -89,7 +89,7 @@ def serving_document(servings: dict[str, Serving], room: Room | Missing) -> Docu
 def _parts(
     memory: Table, verdict_line: str, ways: Sequence[Way], counted: str, results: dict[str, Result]
 ) -> list[Part]:
-    """Return memory, verdict, changes that help, and what is in none of these."""
+    """Return the memory table, the verdict, changes that help, and the other results."""
     verdict_part = HeadlinePart(text=verdict_line, state=_STATES[ways[0].fits])
     parts: list[Part] = [memory, verdict_part, _ways_table(ways, counted)]
     others = {key: value for key, value in results.items() if not key.startswith(_MAIN_KEYS)}
@@ -183,7 +183,7 @@ def _data(
     results: dict[str, Result],
     assumptions: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the estimate as JSON, in base units; `counted` names the most sequences that fit."""
+    """Return the estimate as JSON, in base units; `counted`: the key of the most that fit."""
     return {
         "readings": {key: result(reading) for key, reading in results.items()},
         "verdict": verdict_line,

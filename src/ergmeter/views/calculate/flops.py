@@ -57,7 +57,7 @@ def conventions_document(conventions: Sequence[Convention]) -> Document:
 
 
 def _limits(convention: Convention) -> list[str]:
-    """Return what a convention does not apply to."""
+    """Return what a convention is limited to, such as a causal mask."""
     if convention.weights is None:
         return []
     job = (
@@ -133,7 +133,7 @@ def mfu_document(work: Work, results: dict[str, Result]) -> Document:
 
 
 def _mfu(results: dict[str, Result]) -> HeadlinePart:
-    """Return the answer, of which peak and by which convention; or why there is none."""
+    """Return the MFU with its peak and convention, or "not known"."""
     mfu = results["utilization.mfu_frac"]
     if isinstance(mfu, Missing):
         return HeadlinePart("MFU", "not known", state="unsure")
@@ -170,13 +170,13 @@ def _parts_table(work: Work) -> Table:
 
 
 def _scale(value: float) -> tuple[float, str]:
-    """Return the factor and SI prefix of a table."""
+    """Return the factor and SI prefix for a table with values up to this one."""
     prefixes = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
     return next((pair for pair in prefixes if value >= pair[0]), (1.0, ""))
 
 
 def _number(value: float, scale: tuple[float, str]) -> str:
-    """Format in the table's unit; values too small for it in their own."""
+    """Format a value in the table's unit, or in its own if it is too small for that."""
     if not value:
         return "-"
     if value < _LEAST * scale[0]:
@@ -242,7 +242,7 @@ def _convention_lines(work: Work) -> Iterator[str]:
 
 
 def _about(work: Work) -> list[Part]:
-    """Return what stands above the tables: step, model, bytes, assumptions."""
+    """Return the lines above the tables: step, model, bytes, assumptions."""
     facts = [f"{_count(work.params)} parameters"]
     if work.params_active != work.params:
         facts.append(f"{_count(work.params_active)} active per token")

@@ -1,7 +1,7 @@
 """The document of `erg hlo`: FLOPs counted from HLO modules.
 
-A total is followed by what the count leaves open: loops whose length depends on data, kernels that
-do not state their MACs, and custom calls.
+A total is followed by what the count omits: loops whose length depends on data, kernels that do not
+state their MACs, and custom calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INDENT = "  "
 def document(
     counted: Sequence[FileCount], *, by: str, left_out: Mapping[str, int], verbose: bool
 ) -> Document:
-    """Return the requested table, the total, what it leaves open, and failures."""
+    """Return the chosen table, the total and what it omits, files left out, and failures."""
     counts = [file.count for file in counted if file.count]
     parts: list[Part] = [*_counted(counted, counts, by)] if counts else []
     parts += [
@@ -113,7 +113,7 @@ def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
-    """Fill a row for each module under its directory; a common file name is in the caption."""
+    """Return a row for each module below its directory; a common file name is in the caption."""
     shared, same, places = _places(counted)
     rows: list[tuple[str, ...]] = []
     above = shared
@@ -206,13 +206,13 @@ def scope_in_words(scope: str, devices: int | None) -> str:
 
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
-    """Yield what the total leaves open."""
+    """Yield what the total omits or only bounds."""
     calls = _sum({kernel.state: kernel.calls} for count in counts for kernel in count.kernels)
     yield from (_unknown(calls[state], *words) for state, words in _UNKNOWN.items() if calls[state])
     unknown = _sum(count.unknown_calls for count in counts).most_common()
     if unknown:
         names = [f"{target} ({times:,} call{'s'[: times != 1]})" for target, times in unknown]
-        yield f"not counted: custom calls that may hold products: {_some(names)}"
+        yield f"not counted: custom calls that may contain products: {_some(names)}"
     yield from _uncounted(counts)
     if any(op.startswith("complex-") for count in counts for op in count.by_op):
         yield "complex products are counted as 4 real MACs each (XLA's cost analysis: as 1)"
@@ -224,7 +224,7 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
         )
     branches = [name for count in counts for name in count.uneven_branches]
     if branches:
-        yield f"at most: the costliest branch was taken of: {_some(branches)}"
+        yield f"at most: the costliest branch was counted of: {_some(branches)}"
 
 
 def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
@@ -237,7 +237,7 @@ def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
         for op, times in calls.most_common()
     ]
     if names:
-        yield f"not counted, as they are no matrix products: {', '.join(names)}"
+        yield f"not counted, as they are not matrix products: {', '.join(names)}"
 
 
 _FORMULAS = {

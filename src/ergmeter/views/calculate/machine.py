@@ -184,8 +184,8 @@ def _idle(calibration: Calibration) -> list[str]:
 
 def _refresh(calibration: Calibration) -> list[str]:
     return [
-        f"{name} sensor: something new every {duration(refresh.period_s)}"
-        f" ({duration(refresh.low_s)} to {duration(refresh.high_s)}; looked every"
+        f"{name} sensor: a new value every {duration(refresh.period_s)}"
+        f" ({duration(refresh.low_s)} to {duration(refresh.high_s)}; read every"
         f" {duration(refresh.resolution_s)})"
         for name, refresh in calibration.refresh.items()
     ]

@@ -46,7 +46,7 @@ def grid_document(rows: Sequence[GridIntensity], *, is_one: bool) -> Document:
 
 
 def _entry(name: str, about: str, fields: dict[str, str], data: dict[str, Any]) -> Document:
-    """Return one thing of a reference table by its fields."""
+    """Return one entry of a reference table as a list of its fields."""
     table = Table(("what", "value"), tuple(fields.items()), has_head=False)
     return Document(name, (HeadlinePart(name, about=about), table), data, about)
 
@@ -187,7 +187,7 @@ def filled_page(name: str, **tables: str) -> str:
 def markdown_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0
 ) -> str:
-    """Return a Markdown table; so many columns at the end are of numbers."""
+    """Return a Markdown table; the last `numbers` columns are right-aligned."""
     under = ["---"] * (len(titles) - numbers) + ["---:"] * numbers
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, under, *rows))
 

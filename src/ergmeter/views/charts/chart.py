@@ -163,7 +163,7 @@ def rounded(value: float, scale: Scale) -> float | None:
 def chart_of(
     id_: str, title: str, unit: str, draw: Callable[[], Chart], *, on_time: bool = False
 ) -> Chart:
-    """Return what is drawn as the chart of an id and a title, or an empty one with the reason."""
+    """Return `draw()` with this id and title, or an empty chart with the reason."""
     try:
         drawing = draw()
     except NotMeasurable as error:

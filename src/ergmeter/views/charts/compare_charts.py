@@ -45,7 +45,7 @@ def is_assumed(group: Group, measured: Metric) -> bool:
 def front_in_words(front: Front) -> str:
     """Describe the Pareto front; long lists are cut with a count."""
     axes = ", ".join(_label(key) or key for key in front.axes)
-    text = f"Pareto front ({axes}): {first_names(front.on) or 'nobody'}"
+    text = f"Pareto front ({axes}): {first_names(front.on) or 'no group'}"
     if front.beaten:
         who = first_names([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
         text += f"; beaten: {who}"
@@ -130,7 +130,7 @@ def _named(rows: vega.Rows) -> vega.Rows:
 
 
 def _left_out(count: int, total: int) -> str:
-    unnamed = "; names that are not in it are beside the pointer" if count > _NAMED else ""
+    unnamed = "; point at a dot for its name" if count > _NAMED else ""
     if count < total:
         unnamed += (
             f"; {count} of {total} groups are drawn, those on the front first: the table has all"
@@ -249,13 +249,13 @@ def _between(group: Group, axis: Metric, mean: Mean) -> str:
 def _why_no_front(comparison: Comparison) -> str:
     """Return what the front lacks, and in which groups."""
     if len(comparison.to_compare) < 2:
-        return "it takes two groups that may be compared"
+        return "it needs two comparable groups"
     _, lacking = front_axes(comparison)
     reasons = [
         f"no {head(measure(key))} to compare in {first_names(names)}: {why}"
         for (key, why), names in lacking.items()
     ]
-    what = "it takes two of tokens/s, J/token and memory that all groups have"
+    what = "it needs two of tokens/s, J/token and memory in all groups"
     return "; ".join([what, *reasons])
 
 
@@ -313,7 +313,7 @@ def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
         id_,
         title,
         dots[:_MOST],
-        ratio_title if is_ratio else "loss less that of the baseline",
+        ratio_title if is_ratio else "loss minus the baseline's",
         is_ratio=is_ratio,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
@@ -327,4 +327,4 @@ def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
     refused = [pair.new.name for pair in comparison.pairs if not pair.is_comparable]
     if refused:
         return f"not comparable with {comparison.groups[0].name}: {', '.join(refused)}"
-    return "; ".join(dict.fromkeys(verdict.words for verdict in verdicts)) or "no run tells a loss"
+    return "; ".join(dict.fromkeys(verdict.words for verdict in verdicts)) or "no run has a loss"

@@ -104,7 +104,7 @@ ID = "course-"
 OWN = "own"  # the choice of an axis that suits each chart
 ABOUT = (
     "All from the start of each run's first step, warm-up included. A colour is a group; dashes"
-    " tell its repeats apart. Drag to move, shift and the wheel to zoom, double click to see all."
+    " separate its repeats. Drag to move, shift and the wheel to zoom, double click to see all."
 )
 # Title, unit, and what the values are of.
 _CURVES: dict[Curve, tuple[str, str, str]] = {
@@ -114,7 +114,7 @@ _CURVES: dict[Curve, tuple[str, str, str]] = {
         "of each step, at its end, over the time until the next begins",
     ),
     "step_s": ("step time", "s", "of each step, at its end"),
-    "loss": ("loss", "", "as each step told it"),
+    "loss": ("loss", "", "as each step reported it"),
     "power_w": ("power", "W", "of all devices whose energy is the run's"),
     "device_bytes": ("memory in use on the device", "B", "of the fullest device"),
     "host_bytes": ("memory of the program on the host", "B", "of the fullest program"),
@@ -151,7 +151,7 @@ def course_charts(
     choices = tuple((name, _WORDS[name]) for name in (OWN, *there)) if charts else ()
     notes = [*_left_out(courses), *_lacking(courses, labels), *_absent(courses)]
     if x is not None and charts and x not in there:
-        notes.append(f"Not over {_WORDS[x]}, as was asked for: no run can tell them.")
+        notes.append(f"Not over {_WORDS[x]}, as requested: no run has them.")
     return CourseCharts(charts, choices, x if x in there else OWN, tuple(notes))
 
 

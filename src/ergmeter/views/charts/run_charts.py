@@ -222,7 +222,7 @@ def _roofline_table(roofline: Roofline) -> Table:
 
 
 def _ladder(run: Run, summary: Summary) -> Chart:
-    """From the most flattering metric to the most meaningful."""
+    """Return bars of metrics from the most flattering to the most meaningful."""
     results = {catalogue()[key].title: summary.readings[key] for key in in_view("ladder")}
     missing = grouped(
         (result.reason, title) for title, result in results.items() if isinstance(result, Missing)
@@ -290,7 +290,7 @@ def _energy_spent(evidence: Evidence) -> Chart:
     )
     note = f"{breakdown.joules_basis}; {breakdown.note}"
     if breakdown.unread_s >= 0.1:
-        note += f"; {duration(breakdown.unread_s)} of the run's life were not read"
+        note += f"; {duration(breakdown.unread_s)} of the run have no readings"
     return _breakdown_chart(_ENERGY_SPENT, scale, parts, scaled(breakdown.whole_j, "J"), note)
 
 

@@ -89,7 +89,7 @@ def phase_chart(evidence: Evidence) -> Chart:
     spans = timeline.phase_spans(evidence)
     marks = marks_of(evidence)
     if not spans:
-        evidence.work  # noqa: B018  says why there are no steps
+        evidence.work  # noqa: B018  raises the reason why there are no steps
         raise NotMeasurable("no span was recorded")
     order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
     y = vega.axis("phase", vega.NO_TITLE, kind="nominal", sort=order, domain=order, **vega.LEFT)
@@ -99,7 +99,7 @@ def phase_chart(evidence: Evidence) -> Chart:
     spec = vega.framed(f"phases over time: {described}", 26 * len(order), vega.filled(layers))
     ranks = len(evidence.all_steps.lanes)
     left_out = len(_worth_showing(evidence)) - _MOST_MARKS
-    notes = [f"of the rank that told the most of {ranks}"] if ranks > 1 else []
+    notes = [f"of the rank with the most spans of {ranks}"] if ranks > 1 else []
     notes += [f"{left_out} more marks are not shown"] if left_out > 0 else []
     return Chart(unit="s", spec=spec, table=_phase_table(spans, marks), note="; ".join(notes))
 
@@ -279,7 +279,7 @@ def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
 
 
 def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:
-    """Return lines by label. Raises NotMeasurable if there are none."""
+    """Return the lines of a chart's sample columns. Raises NotMeasurable if there are none."""
     wanted = [
         (device, column)
         for column in kind.columns
@@ -323,7 +323,7 @@ def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:
 
 def _why_none(evidence: Evidence, column: _Column) -> str:
     device = sampled(evidence, column.kind)[0]
-    return why_absent(device, column.name) or f"{device.name} did not say it in this run"
+    return why_absent(device, column.name) or f"{device.name} did not report it in this run"
 
 
 def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
@@ -351,7 +351,7 @@ def _short_name(device: Device) -> str:
 
 
 def _boundary_lines(evidence: Evidence, line_of: Callable[..., BoundedSeries | None]) -> _Lines:
-    """Return the lines of the first energy devices by name; a single device by its full name."""
+    """Return lines by name of the devices in the run's energy; one alone by its full name."""
     devices = boundary(evidence)
     points = _POINTS // min(_LINES, len(devices))
     names = names_of(evidence, devices)
@@ -362,7 +362,7 @@ def _boundary_lines(evidence: Evidence, line_of: Callable[..., BoundedSeries | N
     }
     present = {name: line for name, line in lines.items() if line is not None}
     if not present:
-        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
+        raise NotMeasurable(f"{devices[0].name} reports energy but no power")
     rest = f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
     return present, rest
 
@@ -375,7 +375,7 @@ def _step_lines(evidence: Evidence) -> _Lines:
 
 def _loss_lines(evidence: Evidence) -> _Lines:
     line = timeline.loss_line(evidence, points=_POINTS)
-    return {"loss": line}, "as printed: no step tells it" if line.is_printed else ""
+    return {"loss": line}, "as printed: no step has a loss" if line.is_printed else ""
 
 
 _LINES_OF: dict[str, Callable[[Evidence], _Lines]] = {
@@ -398,7 +398,7 @@ def _line_chart(evidence: Evidence, kind: _Kind) -> Chart:
     lines_of = _LINES_OF.get(kind.id, partial(_sample_lines, kind=kind))
     lines, note = lines_of(evidence)
     if not lines:
-        raise NotMeasurable("nothing was read of it in this run")
+        raise NotMeasurable("it has no readings in this run")
     scale = scale_for(kind.unit, max(line.highest[0] for line in lines.values()))
     rows = [
         {"t": round(t_s, 6), "v": rounded(value, scale), "s": label}

@@ -70,7 +70,7 @@ _MACROS: dict[type, str] = {
 
 
 def html(document: Document) -> str:
-    """Return the page. One without charts holds no chart library."""
+    """Return the page; the chart library is included only if there are charts."""
     zooms = (part for part in every_part(document.parts) if isinstance(part, TimeZoom))
     zoom = next(zooms, TimeZoom())
     chart_data = {
@@ -114,7 +114,7 @@ def html(document: Document) -> str:
 def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
     """Return the HTML of parts; notes that follow one another are one list.
 
-    `level`: of the headings of sections.
+    `level`: the heading level of sections.
     """
     lines: list[str] = []
     for is_note, group in groupby(parts_for(parts, "html"), lambda part: isinstance(part, Note)):

@@ -54,7 +54,7 @@ def markdown(document: Document) -> str:
 def _parts(parts: Sequence[Part], level: int = _LEVEL) -> Iterator[str]:
     """Yield the lines of parts; items and notes that follow one another are one list.
 
-    `level`: of the headings of sections.
+    `level`: the heading level of sections.
     """
     before: Part | None = None
     for part in parts_for(parts, "markdown"):

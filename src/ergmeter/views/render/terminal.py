@@ -84,7 +84,7 @@ def _stands_apart(before: Part, part: Part) -> bool:
 
 
 def _is_grid(part: Part) -> bool:
-    """Whether a part is a table in columns."""
+    """True if a part is printed as a table in columns."""
     return isinstance(part, Table) and not _has_below(part) and not _is_field_list(part)
 
 
@@ -93,7 +93,7 @@ def _has_below(table: Table) -> bool:
 
 
 def _is_field_list(table: Table) -> bool:
-    """Whether a table is of names and texts, without a head."""
+    """True if a table is a list of fields: names and texts without a header."""
     return not table.has_head and [column.kind for column in table.layout] == ["text", "text"]
 
 
@@ -139,7 +139,7 @@ def _headline(headline: HeadlinePart) -> Text:
 
 
 def _frame(frame: Frame, columns: int) -> Panel:
-    """Return the parts in a frame: tables, absences and the first of other notes are set apart."""
+    """Return a frame; blank lines precede tables, absences and each new kind of note."""
     most = _DENSE_COLUMNS if frame.is_dense else _FRAME_COLUMNS
     width = min(most, columns) - _FRAME_EDGES
     body: list[RenderableType] = []
@@ -184,7 +184,7 @@ def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:
 
 
 def _print_hanging(console: Console, start: str | Text, text: str, style: str = "") -> None:
-    """Print a text after its start, and the lines that follow as far to the right.
+    """Print a text after `start`, with a hanging indent.
 
     A word that is longer than a line is not broken: it may be a path or an address.
     """

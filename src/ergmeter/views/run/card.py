@@ -200,7 +200,7 @@ def _remark(key: str, reading: Reading, evidence: Evidence) -> str:
     if key == "memory.process_peak_bytes":
         return "of the host"
     sizes = {gpu.facts.get("memory_total_bytes") for gpu in evidence.devices("gpu")}
-    size = sizes.pop() if len(sizes) == 1 else None  # of unlike devices it is not known which
+    size = sizes.pop() if len(sizes) == 1 else None  # devices differ
     return f"of {scaled(size, 'B')}" if key == "memory.device_peak_bytes" and size else ""
 
 
@@ -246,7 +246,7 @@ def _notes(checked: Fitness, summary: Summary) -> Iterator[_Line]:
 
 
 def _fitting(lines: Sequence[_Line], most: int) -> list[tuple[str, str]]:
-    """Return the lines as label and text: on two lines each if all fit so, else on one."""
+    """Return labels and texts: up to two lines for each if all fit, else one."""
     labelled = [
         (f"{_SIGNS[weight]}{label.replace('_', ' ')}", text) for weight, label, text in lines
     ]

@@ -190,7 +190,7 @@ def check_document(checks: Sequence[tuple[Run, Fitness]]) -> Document:
 def finding_notes(fitness: Fitness, run: Run | None = None) -> Iterator[Note]:
     """Yield the findings, the checks that were passed, and those that could not be made.
 
-    With `run`, reasons are without what its probes said.
+    With `run`, the messages of its probes are removed from reasons.
     """
     for finding in fitness.findings:
         yield Note(finding.weight, finding.seen, finding.effect)

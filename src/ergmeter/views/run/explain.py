@@ -36,7 +36,7 @@ _LEAST = 0.01  # percent; shares are rounded to it
 _LEAST_FACTOR = 0.1  # a smaller gain is given in percent
 _OF_JOULES = (
     "each block is what is lost beyond the ones above it; joules of waits and stalls of 0.2 s and"
-    " more are as drawn, the others are divided by share"
+    " more are as measured, the rest is divided by share"
 )
 WATERFALL = "from the peak to what was achieved"
 CHANGES = "most worth trying"
@@ -199,7 +199,7 @@ def _waterfall_layers(rows: vega.Rows, kinds: list[str]) -> list[vega.Layer]:
 
 
 def _stripes(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return the gaps that stripe a bar of several causes."""
+    """Yield the gaps that make a bar striped, if it stands for several causes."""
     for row in rows:
         if row["kind"] == ONE_BLOCK:
             first, last = (math.ceil(row[edge] / _STRIPE_FRAC) for edge in ("low", "high"))
@@ -267,7 +267,7 @@ def _waterfall(explanation: Explanation) -> ChartPart:
 
 
 def remark_notes(explanation: Explanation) -> tuple[Note, ...]:
-    """Return what to know about the waterfall."""
+    """Return the remarks on the waterfall as notes."""
     return tuple(Note("remark", remark) for remark in explanation.remarks)
 
 
@@ -277,7 +277,7 @@ def _items(texts: Iterable[str]) -> tuple[Items, ...]:
 
 
 def change_table(explanation: Explanation, *, has_evidence: bool = True) -> tuple[Table, ...]:
-    """Return advice after the upper bound of its gain, and the evidence."""
+    """Return a table of changes: upper bound of the gain, advice and evidence."""
     rows = tuple(
         (f"{number}. {gain(change)}: {change.advice}", change.why if has_evidence else "")
         for number, change in enumerate(explanation.changes, 1)

@@ -1,7 +1,7 @@
 """The document of `erg load`: one row for each load level, and notes below.
 
-Failed requests stand in the row, with their reasons below. So does the client's CPU: at a full core
-the client was the bottleneck, not the server.
+A row has the number of failed requests, whose reasons are below, and the client's CPU: at a full
+core the client was the bottleneck, not the server.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _remarks(level: LevelRow) -> Iterator[str]:
     if outcome.zero_usage:
         yield (
             f"usage of 0 tokens for visible text with {outcome.zero_usage} of"
-            f" {outcome.answered} answers: taken for no count"
+            f" {outcome.answered} answers: treated as no count"
         )
     if outcome.cpu_frac > _BUSY_FRAC:
         yield (
@@ -122,7 +122,7 @@ def _remarks(level: LevelRow) -> Iterator[str]:
         )
     again = level.plan.prompts.repeats_after
     if again is not None and outcome.offered > again:
-        yield f"the {again} prompts were asked more than once: caches may answer"
+        yield f"the {again} prompts were sent more than once: caches may answer"
     for key in in_view("load"):
         if isinstance(reading := level.summary.readings[key], Missing):
             yield reading.reason

@@ -69,7 +69,7 @@ def _what_ran(run: Run, summary: Summary) -> Iterator[Paragraph]:
 
 
 def window_text(summary: Summary) -> str:
-    """Return what a summary is over, or why there is no window."""
+    """Return the window that a summary covers, or why there is none."""
     window = summary.readings["time.window_s"]
     return window.note if isinstance(window, Reading) else window.reason
 

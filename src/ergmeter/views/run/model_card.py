@@ -89,7 +89,7 @@ def _short(text: str) -> str:
 
 
 CARBON = "carbon.co2e_g"
-_ALL_STEPS = "all steps"  # the group of what is not over the window
+_ALL_STEPS = "all steps"  # the group of metrics over all steps instead of the window
 _ADAPTERS = ("bridge-lora", "automodel-lora")  # counts of FLOPs that are for runs with adapters
 _ALERTS = 5  # named; the others are counted
 _BASES = (
@@ -148,7 +148,7 @@ def document(of: Sources) -> Document:
             Paragraph("How it was obtained:"),
             Items(tuple(notes)),
             Paragraph(_BASES),
-            *_list("Said of the run:", labels),
+            *_list("Tags and notes:", labels),
         ),
     )
 
@@ -238,14 +238,14 @@ def _sentences(of: Sources) -> Iterator[str]:
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
             text += f", which is {value_text(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
-        yield f"{text}; what else the machine drew is not in it."
+        yield f"{text}; other energy of the machine is not included."
     yield from _ending(of)
 
 
 def _ending(of: Sources) -> Iterator[str]:
-    """Return how the run ended if not normally, who asked for it, and alerts."""
+    """Yield how the run ended if not normally, the alerts that stopped it, and other alerts."""
     if of.summary.status not in (FINISHED, IMPORTED):
-        yield f"The run did not end as it should, or goes on: {of.summary.status}."
+        yield f"The run did not end normally, or is still running: {of.summary.status}."
     asked = dict.fromkeys(mark.detail for mark in of.run.marks if mark.name == "stop_asked")
     if asked:
         yield f"It was asked to stop by an alert: {'; '.join(asked)}."

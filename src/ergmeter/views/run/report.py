@@ -86,7 +86,7 @@ def page_sections(evidence: Evidence, summary: Summary) -> list[Section]:
 def _figures(run: Run, summary: Summary) -> list[Part]:
     window = summary.readings["time.window_s"]
     if isinstance(window, Missing):
-        over = f"There is no window to give figures of: {window.reason}."
+        over = f"There is no window to compute metrics over: {window.reason}."
     else:
         over = f"The window: {window.note}. Figures are over it, unless they say otherwise."
     cards = (
@@ -128,10 +128,10 @@ def _card(key: str, reading: Reading) -> MetricCard:
 
 
 def _reasons(named_reasons: Iterable[tuple[str, str]], run: Run) -> Iterator[Paragraph]:
-    """Yield absent items grouped by reason, without what the probes said."""
+    """Yield absent items grouped by reason, without the messages of probes."""
     for why, titles in grouped((why, title) for title, why in named_reasons).items():
         short = short_reason(why, run)
-        more = " (Environment has what each probe said)" if short != why else ""
+        more = " (see the probes under Environment)" if short != why else ""
         yield Paragraph(f"Not shown: {', '.join(titles)}. Why: {short}{more}", style="dim")
 
 
@@ -183,7 +183,7 @@ def _metric_tables(summary: Summary) -> list[Section]:
     )
     absent_rows = tuple((reason, ", ".join(keys)) for reason, keys in by_reason.items())
     titles = ("metric", "value", "interval", "how", "of this run", "formula")
-    absent = f"{len(results) - len(rows)} that this run can't tell, and why"
+    absent = f"{len(results) - len(rows)} that are absent, and why"
     return [
         Section("metrics", f"{len(rows)} metrics", (Table(titles, rows),), is_folded=True),
         Section("absent", absent, (Table(("why", "metrics"), absent_rows),), is_folded=True),
@@ -272,7 +272,7 @@ def _citation(run: Run, summary: Summary) -> list[Paragraph]:
         f" {str(run.header.get('created') or '')[:10]}), {over}:"
         f" {'; '.join(figures) or 'no figures'}."
     )
-    about = Paragraph("A sentence that says what is known and how:")
+    about = Paragraph("A sentence to cite, with the basis of each value:")
     return [about, Paragraph(text, is_to_copy=True)]
 
 
@@ -297,7 +297,7 @@ def memory_document(run: Run) -> Document:
     interval_s = memory.span_s / len(memory.phases)
     lines = [
         f"memory over {duration(memory.span_s)}; a bar is the most of {duration(interval_s)}",
-        "a full bar is all that the device has; of a program on the host, its most",
+        "a full bar is the memory of the device; of a program on the host, its peak",
     ]
     if any(None in curve.highest_bytes for curve in memory.curves):
         lines.append("no bar: nothing was read in that share of the time")

@@ -35,7 +35,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 _LOSS = "training.loss"  # the frame has it beside the metrics
 REPLACED = "replaced: another run was recorded here, and is shown"
-_CALLED = {RUNNING: "running", CUT_OFF: "cut off: nobody writes it any more"}
+_CALLED = {RUNNING: "running", CUT_OFF: "cut off: its writer is gone"}
 
 
 def page(frame: LiveFrame, *, columns: int, lines: int | None = None) -> RenderableType:
@@ -233,7 +233,7 @@ def _alerts(frame: LiveFrame, room: int) -> Iterator[RenderableType]:
         yield Text(f"{left_out} earlier alerts", "dim")
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
-        timing = "" if alert.was_told else "  (seen now, not told during the run)"
+        timing = "" if alert.was_told else "  (found now, not reported during the run)"
         yield Text.assemble((f"{when} ! ", "red"), printable(alert.with_ranks), (timing, "dim"))
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:

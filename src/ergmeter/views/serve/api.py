@@ -30,7 +30,7 @@ MOST_COLUMNS = 12
 _DEFAULT_COLUMNS = "power_w"
 _KEEP_ALIVE_S = 10.0
 _ID = re.compile(r"[0-9a-f]{12}")
-_NO_IDS = "ids=: name runs by their ids, joined by commas"
+_NO_IDS = "ids= must be ids of runs, joined by commas"
 _YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 
 
@@ -57,7 +57,7 @@ def _ids(most: int) -> dict[str, Any]:
 
 
 _ID_PARAMETER = _parameter("id", "path", "string", pattern="^[0-9a-f]{12}$")
-_ONLY = _query("only", "string", "just these charts, joined by commas: power, steps, loss, ...")
+_ONLY = _query("only", "string", "only these charts, joined by commas: power, steps, loss, ...")
 _COLUMN = "|".join(SERIES)
 _SERIES = (
     _query(
@@ -71,7 +71,7 @@ _SERIES = (
     _query(
         "points",
         "integer",
-        "no more than so many points, all lines together",
+        "most points, over all lines",
         minimum=10,
         maximum=MOST_POINTS,
         default=DEFAULT_POINTS,
@@ -79,16 +79,16 @@ _SERIES = (
 )
 _IDS = _ids(MOST_COMPARED)
 _ERRORS = {
-    400: "what was asked makes no sense; `error` says what would",
+    400: "the request is invalid; `error` names the valid values",
     401: "a token is needed",
-    403: "asked by a page from elsewhere",
-    404: "there is nothing of this id",
+    403: "requested by a page of another site",
+    404: "there is nothing with this id",
     405: "read only",
-    413: "a question has no body",
+    413: "a request must have no body",
     414: "the address is too long",
-    421: "this is not the name it is served under",
-    422: "its files can't be read; `error` says why",
-    503: "too many are watching; `error` says how many may",
+    421: "the Host header is not a name of this server",
+    422: "the files can't be read; `error` says why",
+    503: "too many viewers; `error` has the limit",
 }
 
 
@@ -122,7 +122,7 @@ def _endpoint(
 ) -> Callable[[_Answer], _Answer]:
     """Add the decorated function to the API and to its description.
 
-    `key` is a field of every answer; without one, it is a stream of events.
+    `key`: a field of every answer; without it, answers are streams of events.
     """
     content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
     if key:
@@ -154,7 +154,7 @@ async def _description(_request: Request) -> Response:
     return JSONResponse(openapi_document())
 
 
-@_endpoint("/api/runs", "every run, with what has been read of it", key="runs")
+@_endpoint("/api/runs", "all runs, with the metrics read so far", key="runs")
 async def _runs(shared: AppState, request: Request) -> Response:
     body = json.dumps(await shared.listing.rows(), default=str).encode()
     tag = f'"{hash(body) & (2**64 - 1):x}"'
@@ -164,12 +164,12 @@ async def _runs(shared: AppState, request: Request) -> Response:
     return Response(body, headers=headers, media_type="application/json")
 
 
-@_endpoint("/api/run/{id}", "what a run came to", _ID_PARAMETER, key="readings")
+@_endpoint("/api/run/{id}", "summary and check of a run", _ID_PARAMETER, key="readings")
 async def _run(shared: AppState, request: Request) -> Response:
     return _json(await shared.read("document", await _item_of(shared, request, "run")))
 
 
-@_endpoint("/api/run/{id}/row", "a run as the list has it", _ID_PARAMETER, key="is_pending")
+@_endpoint("/api/run/{id}/row", "a run's row in the list of runs", _ID_PARAMETER, key="is_pending")
 async def _row(shared: AppState, request: Request) -> Response:
     return JSONResponse(await shared.listing.row_read(await _item_of(shared, request, "run")))
 
@@ -196,12 +196,12 @@ async def _series(shared: AppState, request: Request) -> Response:
     return _json(await shared.read("series", item, columns, span, int(most)))
 
 
-@_endpoint("/api/run/{id}/events", "a run as it goes on", _ID_PARAMETER)
+@_endpoint("/api/run/{id}/events", "live updates of a run", _ID_PARAMETER)
 async def _run_events(shared: AppState, request: Request) -> Response:
     return await _stream(shared, [await _item_of(shared, request, "run")])
 
 
-@_endpoint("/api/events", "runs as they go on", _ids(MOST_WATCHED))
+@_endpoint("/api/events", "live updates of several runs", _ids(MOST_WATCHED))
 async def _events(shared: AppState, request: Request) -> Response:
     ids = _run_ids(request, MOST_WATCHED)
     if not all(_ID.fullmatch(id) for id in ids):
@@ -230,7 +230,7 @@ async def _compare(shared: AppState, request: Request) -> Response:
     return _json(await shared.read("compared", items, by, _YES[anyway]))
 
 
-@_endpoint("/api/benches", "the benches there are", key="benches")
+@_endpoint("/api/benches", "all benches in the directory", key="benches")
 async def _benches(shared: AppState, _request: Request) -> Response:
     return await _names(shared, "bench", "benches")
 
@@ -245,7 +245,7 @@ async def _bench(shared: AppState, request: Request) -> Response:
     return JSONResponse({**body, "runs": ids})
 
 
-@_endpoint("/api/ledgers", "the energy ledgers there are", key="ledgers")
+@_endpoint("/api/ledgers", "all energy ledgers in the directory", key="ledgers")
 async def _ledgers(shared: AppState, _request: Request) -> Response:
     return await _names(shared, "ledger", "ledgers")
 
@@ -295,7 +295,7 @@ def _words(request: Request, name: str, most: int) -> list[str]:
     text = request.query_params.get(name, "")
     words = [word for word in text.split(",") if word]
     if len(words) > most:
-        raise UsageError(f"{name}=: {len(words)} are more than {most}")
+        raise UsageError(f"{name}= has {len(words)} values; at most {most}")
     return words
 
 
@@ -315,5 +315,5 @@ def _number(request: Request, name: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or abs(value) > 1e12:
-        raise UsageError(f"{name}={text[:40]!r} is no number")
+        raise UsageError(f"{name}={text[:40]!r} is not a number")
     return value

@@ -62,13 +62,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     code = next((code for kind, code in codes.items() if isinstance(error, kind)), 422)
     why = request.app.state.shared.folder.relative(str(error))
     if isinstance(error, NotThereError) and not request.url.path.startswith("/api/"):
-        why = f"There is no {error.kind} of this address"
+        why = f"There is no {error.kind} at this address"
     return pages.error_page(request, code, why)
 
 
 async def _failed(request: Request, _error: Exception) -> Response:
     # Errors are printed in the terminal; the response contains no details.
-    return pages.error_page(request, 500, "erg serve failed at this; its terminal says how")
+    return pages.error_page(request, 500, "erg serve failed to answer; see its terminal")
 
 
 # The server process.
@@ -103,13 +103,13 @@ class ListenAddress:
         """Return host names and token; a token is generated if others can reach the server."""
         token = self.token
         if token is not None and len(token) < _SHORTEST_TOKEN:
-            raise UsageError(f"the token has {len(token)} characters; {_SHORTEST_TOKEN} at least")
+            raise UsageError(f"the token has {len(token)} characters; it needs {_SHORTEST_TOKEN}")
         if token is None and not self.is_loopback:
             token = secrets.token_urlsafe(24)
         return Access(frozenset({*LOOPBACK, *self._names()}), token, by_number=self.is_any)
 
     def url(self, port: int) -> str:
-        """Return the address for a browser; for the wildcard address the outward one."""
+        """Return the URL for a browser; for the wildcard address, that of this machine."""
         host = _own_number(self.host) if self.is_any else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -133,7 +133,7 @@ def serve(
         where += f"?token={quote(access.token, safe='')}"
     say(f"{folder.root.name}/ at {where}")
     if access.token and not address.is_loopback:
-        say("the token is in the address, and goes over the network as it is: no TLS here")
+        say("the token is in the address and is sent unencrypted: there is no TLS here")
     config = uvicorn.Config(
         web_app(folder, access),
         http="h11",
@@ -169,7 +169,7 @@ def _onward(directory: Path, address: str) -> str:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """True if a log line says more than that pages were open at shutdown."""
+    """True unless a log line only reports that pages were open at shutdown."""
     kind = record.exc_info[0] if record.exc_info else None
     is_stop = kind is not None and issubclass(kind, asyncio.CancelledError)
     return not is_stop and not record.getMessage().startswith("Cancel ")
@@ -185,7 +185,7 @@ def _bound(address: ListenAddress) -> socket.socket:
         bound.bind(where)
         bound.listen(512)  # early requests wait instead of being refused
     except UnicodeError:  # of an empty part between two dots, or one that is too long
-        raise UsageError(f"--host {address.host!r} is no name of a host and no address") from None
+        raise UsageError(f"--host {address.host!r} is neither a host name nor an address") from None
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"can't listen on {address.host} port {address.port}: {why}") from error

@@ -70,7 +70,7 @@ class RunListing:
         return await asyncio.to_thread(self.row, item)
 
     def row(self, item: ServedItem) -> dict[str, Any]:
-        """Return what is known of one run."""
+        """Return the row of one run: its cached metrics, or its header while they are pending."""
         cached = self._rows.get(item.id)
         base = {"id": item.id, "name": item.name, "bench": item.bench}
         if cached is None:
@@ -84,7 +84,7 @@ class RunListing:
             status = file.stat()
         except OSError:
             return {}
-        # Another run has another header.
+        # The stamp makes the cache miss if another run replaced this one.
         return _header(file, item.name, (status.st_ino, status.st_size, status.st_mtime_ns))
 
     async def _fill(self) -> None:
@@ -162,7 +162,7 @@ def _header(path: Path, name: str, _stamp: tuple[int, ...]) -> dict[str, Any]:
 
 
 _MOST_BYTES = 64 * 2**20
-_PATIENCE = 10.0  # times what it took
+_PATIENCE = 10.0  # times the time that an answer took
 _SHORTEST_S = 1.0
 
 
@@ -232,7 +232,7 @@ class AnswerCache:
 
 
 class NotThereError(FormatError):
-    """No item of a kind has an id."""
+    """There is no item of this kind with this id."""
 
     def __init__(self, kind: str, id: str) -> None:
         super().__init__(f"no {kind} {id[:20]!r} here")
@@ -303,8 +303,8 @@ class AppState:
     async def report_soon(self, item: ServedItem, *, within_s: float) -> bytes | None:
         """Return the report if the run has ended and it is ready within `within_s`, else None.
 
-        Its making goes on. For a long run it is not started here, but once its page has asked for
-        the quick charts.
+        Computing it continues. For a long run it is not started here, but after its page has
+        requested the quick charts.
         """
         state = await self.state(item)
         if state == "running":

@@ -33,7 +33,7 @@ _CELL = "exp_"
 _NO_STAMP = (float("-inf"), "", 0)
 
 
-_DEFAULT = Path("runs")  # which the first run makes
+_DEFAULT = Path("runs")  # created by the first run
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Folder:
 def _packed_in_words(names: list[str]) -> str:
     """Return a note on packed runs, recognised by their suffix alone."""
     some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{some}: not looked into; `erg runs unpack FILE` makes a run of a packed one"
+    return f"{some}: packed, so not shown; `erg runs unpack FILE` unpacks a run"
 
 
 def _is_ledger(entry: os.DirEntry[str]) -> bool:

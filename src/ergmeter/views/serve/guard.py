@@ -4,8 +4,8 @@ The Host header must be one of ours, against DNS rebinding. A token in an addres
 histories and logs, so it is exchanged once for a cookie. Names in runs are untrusted, so the
 Content-Security-Policy allows only our own scripts.
 
-After the token a page of our own leads on. A redirect would lose the SameSite=Strict cookie if the
-browser came from another site's link.
+After the token, a page of our own forwards the browser. An HTTP redirect would lose the
+SameSite=Strict cookie if the browser came from another site's link.
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ class Guard:
         if any(ord(character) < 0x20 or ord(character) == 0x7F for character in scope["path"]):
             return refused(404, "the address has control characters in it")
         if not self._access.is_ours(_host(headers.get("host", ""))):
-            return refused(421, "this is not the name it is served under")
+            return refused(421, "the Host header is not a name of this server")
         if scope["method"] not in ("GET", "HEAD"):
             return refused(405, "read only: GET and HEAD", {"allow": "GET, HEAD"})
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return refused(413, "a question has no body")
+            return refused(413, "a request must have no body")
         if _is_foreign(headers):
-            return refused(403, "asked by a page from elsewhere")
+            return refused(403, "requested by a page of another site")
         return self._unknown(scope, headers) if self._access.token is not None else None
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """Answer a request without a valid token or cookie."""
+        """Return the answer to a request without a valid token or cookie; None if it has one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._access.is_token(token.strip()):
             return None
@@ -153,7 +153,7 @@ class Guard:
 
 
 def onward_page(address: str) -> str:
-    """Return a page that leads on to an address."""
+    """Return a page that forwards the browser to an address."""
     inside = html.escape(address)
     onward = f'<meta http-equiv="refresh" content="0;url={inside}">'
     return _PLAIN.format(head=onward, body=f'<p><a href="{inside}">on to the runs</a></p>')

@@ -29,7 +29,7 @@ _PLAIN = (
 
 
 def status(path: str) -> str:
-    """Return the status of a run; it changes without its files if a writer dies."""
+    """Return a run's status, which can change while its files do not: when a writer dies."""
     try:
         return Run.open(path).status
     except OSError as error:  # it was removed during the read
@@ -77,7 +77,7 @@ class LiveLook:
     def failed(self, error: Exception) -> dict[str, Any]:
         """Return the state of a run that can't be read, with what was last seen of it."""
         is_ours = isinstance(error, ErgmeterError | OSError)
-        why = str(error) if is_ours else f"looking at it failed: {error!r}"
+        why = str(error) if is_ours else f"reading the run failed: {error!r}"
         state = "unreadable" if Path(self._path).is_dir() else "gone"
         return {**self._last, "state": state, "why": why, "marks": []}
 

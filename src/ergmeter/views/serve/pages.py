@@ -177,7 +177,7 @@ def _as_page(body: bytes) -> Response:
     page = body.decode().replace(LIBRARY, library, 1)
     policy = _POLICY.search(page)
     if policy is None:
-        raise FormatError("the report names no policy of its own")
+        raise FormatError("the report has no content security policy")
     page = page.replace(policy[0], _head(), 1)
     nav = f'<nav class="app" aria-label="erg serve"><a href="/">erg</a>{_links()}</nav>'
     page = page.replace("<body>", f"<body>\n{nav}", 1)

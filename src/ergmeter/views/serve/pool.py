@@ -53,7 +53,7 @@ class Pool:
         except BrokenProcessPool as error:
             if self._lanes.get(lane) is executor:
                 del self._lanes[lane]
-            raise FormatError("reading it ended the reader: out of memory, most likely") from error
+            raise FormatError("the process that read it died, most likely out of memory") from error
 
     def close(self) -> None:
         """Stop the workers, busy ones included."""

@@ -109,7 +109,7 @@ class Tail:
                 await asyncio.sleep(_GLANCE_S)
 
     def _looked(self, look: LiveLook) -> tuple[str, bytes, float]:
-        """Read once: the state, the event and the CPU time."""
+        """Read the run once; return its state, the event and the CPU time."""
         began_s = time.thread_time()
         try:
             self._folder.stamp(self._item)  # refuses one that is gone or leads out of the directory
@@ -120,7 +120,7 @@ class Tail:
         return event["state"], text.encode(), time.thread_time() - began_s
 
     def _stamp(self) -> str:
-        """Return the digest of the files; "" if the run is gone, which the read reports."""
+        """Return the digest of the files; "" if the run is gone (the next read reports that)."""
         try:
             return self._folder.stamp(self._item)
         except (FormatError, OSError):
@@ -145,7 +145,7 @@ class Tails:
         already = sum(self.watching.values())
         if already + len(items) > MOST_LISTENERS:
             raise TooManyError(
-                f"{already} pages are watching already, and {MOST_LISTENERS} may: close some"
+                f"{already} viewers already, and the limit is {MOST_LISTENERS}: close some pages"
             )
         listener = TailListener()
         tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in items]

@@ -176,7 +176,7 @@ CASES = [
     ),
     target(
         "a target for a run of three losses",
-        "3 of the steps have a loss: a target needs 5 of them",
+        "3 steps have a loss: a target loss needs 5",
         lambda path: run_of(path, steps=LOSSES).path,
         2.0,
     ),

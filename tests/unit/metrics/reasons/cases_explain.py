@@ -96,6 +96,6 @@ CASES: list[Case] = [
     Case(
         "one of three runs never reached the target loss",
         never_reached,
-        "a: 2 of 3 runs have it (the loss stayed above 2)",
+        "a: only 2 of 3 runs have it (the loss stayed above 2)",
     ),
 ]
