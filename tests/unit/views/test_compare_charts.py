@@ -218,7 +218,8 @@ def test_there_is_no_mean_of_those_that_got_there() -> None:
     found = compared(
         *reached("a", 10.0, 10.1, 10.2), *reached("b", 5.0, 5.1, None), metrics=(time,)
     )
-    with pytest.raises(NotMeasurable, match=r"^b: only 2 of 3 runs have it \(the loss stayed above 2\)"):
+    why = r"^b: only 2 of 3 runs have it \(the loss stayed above 2\)"
+    with pytest.raises(NotMeasurable, match=why):
         found.mean(found.groups[1], found.measures[0])
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from ergmeter.compare.time_to_loss import TIME
 from ergmeter.metrics.explain.time import time_split
-from ergmeter.records import Missing, Step
+from ergmeter.records import Mark, Missing, Sample, Step
+from ergmeter.runlog.reader import Run
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import explains, refuses
 from tests.unit.metrics.test_comparison import compared, entry, group, only, words
-from tests.unit.metrics.test_explain_made import STEP, made
+from tests.unit.metrics.test_explain_made import H200, STEP, made
 
 S = 10**9
 BUSY: dict[str, Any] = {"busy_frac": 0.9}  # the driver's utilisation, and no hardware counters
@@ -26,7 +27,26 @@ def never_reached(_folder: Path) -> list[str]:
     return [words(only(compared(runs, other, metrics=(TIME,))), TIME)]
 
 
+def seldom_read(path: Path) -> Run:
+    """8 s of steps; the counters' means are of the first 6 s, and of the 6 s after them."""
+    samples = [Sample(t * S, H200.id, graphics_frac=0.6, activity_s=6.0) for t in (6, 12)]
+    return run_of(
+        path,
+        steps=even_steps(8, tokens_computed=100),
+        samples=samples,
+        devices=[H200],
+        marks=[Mark(0, "device_used", H200.id)],
+        settings={"dtype": "bf16", "warmup_steps": 0},
+    )
+
+
 CASES: list[Case] = [
+    explains(
+        "the hardware counters were read twice",
+        "graphics_frac: the hardware counters were read too seldom for so short a window: it may"
+        " be from 45.0 % to 70.0 %; let the run last longer",
+        seldom_read,
+    ),
     *(
         explains(fact, f"peak_clock_hz: {reason}", made, **settings)
         for fact, reason, settings in (
