@@ -269,8 +269,7 @@ def _loss(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
 
 def _power_w(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
     """The total power of the devices whose energy is the run's."""
-    devices = boundary(evidence)
-    powers = [_power_of(evidence, device) for device in devices]
+    powers = [_power_of(evidence, device) for device in boundary(evidence)]
     is_rate = any(by_counter for _, by_counter in powers)
     notes = ["by how a counter grew: the mean since the reading before"] if is_rate else []
     if len(powers) == 1:
