@@ -206,8 +206,7 @@ class Sampler:
                 entry.marked += dropped
                 detail = f"{entry.probe.name}: {dropped} samples, the disk took them too slowly"
                 self._marks.append(Mark(time.monotonic_ns(), "samples_dropped", detail))
-        marks = [self._marks.popleft() for _ in range(len(self._marks))]
-        return samples, marks
+        return samples, [self._marks.popleft() for _ in range(len(self._marks))]
 
     def watch(self, *, hang_s: float = HANG_S) -> None:
         """Drop a probe that has not returned for `hang_s`; read the others on a new thread."""

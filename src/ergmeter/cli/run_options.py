@@ -142,8 +142,7 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 
             declared["peak_flops_per_s"] = parse_peak(peak)
         declared["dtype"] = dtype_named(declared["dtype"])
-        settings = Settings.declared(None, declared)
-        return function(settings=settings, **options)
+        return function(settings=Settings.declared(None, declared), **options)
 
     names, options = list(_OPTIONS), cast("Callable[..., Any]", wrapped)
     for first, title in reversed(_SETTING_GROUPS.items()):
@@ -309,8 +308,7 @@ def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
         code = function(run=opened, **options) or 0
         return tell_damage(opened) or code
 
-    argument = click.argument("run", type=PATH, required=False)
-    return argument(with_training(wrapped))
+    return click.argument("run", type=PATH, required=False)(with_training(wrapped))
 
 
 # Add RUN, its settings and its FLOPs to a command, which gets `run`, `settings` and `flops`.

@@ -208,8 +208,7 @@ def _repeats(
         raise FormatError(source.unused[0] if source.unused else f"{path} has no run")
     check_trainings(path, entries)
     is_bench = all(entry.kind == "cell" for entry in entries)
-    options = CompareOptions(by=() if is_bench else by)
-    pairing = pair_sides(entries, entries, options)
+    pairing = pair_sides(entries, entries, CompareOptions(by=() if is_bench else by))
     groups = [pair.new for pair in pairing.both]
     if is_bench:
         return groups

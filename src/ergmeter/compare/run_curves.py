@@ -269,8 +269,7 @@ def _loss(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
 
 def _power_w(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
     """The total power of the devices that the run's energy includes."""
-    devices = boundary(evidence)
-    powers = [_power_of(evidence, device) for device in devices]
+    powers = [_power_of(evidence, device) for device in boundary(evidence)]
     is_rate = any(by_counter for _, by_counter in powers)
     notes = ["from an energy counter: the mean since the previous reading"] if is_rate else []
     if len(powers) == 1:

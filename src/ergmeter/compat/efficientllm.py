@@ -513,8 +513,7 @@ def model_compression_ratio(
 
 def _own_gpus() -> set[str]:
     """UUIDs of the GPUs that this process has memory on; empty where torch can't say."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return set()
     indices = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index)]

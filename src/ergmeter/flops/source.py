@@ -235,8 +235,7 @@ def _hub_cache() -> Path:
     if hub_cache:
         return Path(hub_cache).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser() / "hub"
 
 
 def _dimension_error(config: ModelConfig, error: FormatError) -> str:

@@ -95,8 +95,7 @@ def kernel(module: Module, call: Instruction) -> Kernel:
 @lru_cache(maxsize=64)
 def _kernel(config: bytes) -> tuple[str | None, State, int | None]:
     try:
-        plain = config if config.lstrip()[:1] == b"{" else _unpacked(config)
-        fields = json.loads(plain)
+        fields = json.loads(config if config.lstrip()[:1] == b"{" else _unpacked(config))
     except (ValueError, RecursionError):
         return None, "unreadable", None
     if not isinstance(fields, dict):

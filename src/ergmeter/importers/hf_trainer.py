@@ -125,8 +125,7 @@ class _TrainerLines(StepLines):
         if self.is_twice:
             return
         self._items = items
-        parsed = self._parsed(line, items)
-        yield from self.bars.log(parsed)
+        yield from self.bars.log(self._parsed(line, items))
 
     def _parsed(self, line: Line, items: dict[str, str]) -> ParsedLine:
         """A step dict with its time: a timestamp, the runtime it prints, or that of its bar."""

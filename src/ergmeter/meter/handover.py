@@ -288,12 +288,10 @@ class HandOver:
             waiting = backlog + len(self.pending)
             for first in range(0, max(1, backlog), CHUNK_ROWS):
                 rows = [self.steps.popleft() for _ in range(min(CHUNK_ROWS, backlog - first))]
-                timed = self._timeline.passed(rows)
-                self._guarded(self._add, timed, waiting)
+                self._guarded(self._add, self._timeline.passed(rows), waiting)
                 self._moved_s = time.monotonic()
             if wait:
-                rest = self._timeline.give_up()
-                self._guarded(self._add, rest, waiting)
+                self._guarded(self._add, self._timeline.give_up(), waiting)
             self._ask_rank()
             self._guarded(self._trim, self.marks, "marks")
             self._guarded(self._trim, self.reported, "reported figures")
@@ -318,8 +316,7 @@ class HandOver:
         self._at_disk = True
         try:
             while self._header_facts:
-                facts = self._header_facts.popleft()
-                self._guarded(self._writer.extend_header, **facts)
+                self._guarded(self._writer.extend_header, **self._header_facts.popleft())
             # The samples first: a process killed in between has no steps that nothing was read for.
             if samples:
                 self._guarded(self._write_samples)

@@ -169,8 +169,7 @@ class _Outlet(QueueThread):
             return False
         if not self._failures:
             self._say("sink_failed", f"{message}; trying again")
-        pause_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
-        if self._ending.wait(pause_s):
+        if self._ending.wait(_RETRY_S[min(self._failures, len(_RETRY_S) - 1)]):
             time.sleep(_RETRY_LAST_S)  # as often as the end of the program leaves time for
         self._failures += 1
         return not self._gone

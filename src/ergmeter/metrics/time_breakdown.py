@@ -160,8 +160,7 @@ class _Slow:
 
 @cached_result
 def _slow(evidence: Evidence) -> _Slow:
-    lane = evidence.all_steps.longest
-    train = lane.of_phase("train")
+    train = evidence.all_steps.longest.of_phase("train")
     starts, ends = train.columns["start_ns"], train.columns["end_ns"]
     early = np.zeros(len(train), dtype=bool)
     if evidence.settings.steps_range is None:  # steps that a user leaves out are no warm-up
@@ -282,8 +281,7 @@ def step_time_distribution(evidence: Evidence) -> StepTimeDistribution:
     times_s = evidence.periods_s(lane)
     times_s = times_s / np.maximum(lane.step_counts, 1.0)
     median_s = float(np.median(times_s))
-    reach_s = _REACH * median_s
-    inside = times_s[times_s <= reach_s]
+    inside = times_s[times_s <= _REACH * median_s]
     bars = min(BARS, 2 * math.isqrt(max(1, len(inside))))
     low_s, high_s = float(inside.min()), float(inside.max())
     if low_s == high_s:  # a bar needs some width even if all steps take the same time

@@ -82,8 +82,7 @@ def _logged(log: ParsedLog, rate: Reading, detail: str = "") -> Throughput:
     """A log's throughput, with its source."""
     how = rate.note.partition(";")[0]  # without the warm-up rule
     note = f"{log.path}{detail}: {rate.note}"
-    result = replace(rate, unit=_UNIT, note=note)
-    return Throughput(result, f"{how}{detail}", is_from_log=True)
+    return Throughput(replace(rate, unit=_UNIT, note=note), f"{how}{detail}", is_from_log=True)
 
 
 # A log's statistics: of its last run, rates and times after the warm-up. Fields have the original's

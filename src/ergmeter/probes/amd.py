@@ -102,8 +102,7 @@ class AmdGpu:
 
     def _power_w(self, name: str) -> float | None:
         power = (self._ask("power") or {}) if name else {}
-        watts = number(power.get(f"{name}_socket_power"))
-        return watts or None  # nothing that is on draws 0 W
+        return number(power.get(f"{name}_socket_power")) or None  # nothing that is on draws 0 W
 
     def _energy_j(self) -> float | None:
         counted = self._ask("energy") or {}

@@ -38,8 +38,7 @@ class AppleProbe(DeclaredProbe):
         super().__init__(request)
         tool = request.options.get("tool") or _tool()
         interval_ms = str(round(self.period_s * 1000))
-        command = [tool, "pipe", "--soc-info", "-i", interval_ms]
-        self._stream = ToolStream(TOOL, command)
+        self._stream = ToolStream(TOOL, [tool, "pipe", "--soc-info", "-i", interval_ms])
         with self.closed_on_error():
             first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
             self._parts, self.devices = self._describe(first)

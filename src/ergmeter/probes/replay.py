@@ -42,8 +42,7 @@ def recorded_device(path: Path) -> Device:
     """The recorded device, under an id of its own: the recording has no UUID."""
     name, trace = _name(path), _trace(path)
     facts = {"recording": name, "driver": trace.get("driver"), "torch": trace.get("torch")}
-    title = str(trace.get("device", name))
-    return Device(f"replay:{name}", "gpu", title, PROBE, facts)
+    return Device(f"replay:{name}", "gpu", str(trace.get("device", name)), PROBE, facts)
 
 
 def recorded_samples(path: Path) -> list[Sample]:

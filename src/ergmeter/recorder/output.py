@@ -73,8 +73,7 @@ def open_channels(*, pty: bool = False) -> list[Channel]:
 
     `pty`: standard output is a pseudo-terminal, whatever the real one is.
     """
-    together = _same_file(1, 2)
-    groups = [(1, 2)] if together else [(1,), (2,)]
+    groups = [(1, 2)] if _same_file(1, 2) else [(1,), (2,)]
     channels = []
     for group in groups:
         if _is_closed(group[0]):

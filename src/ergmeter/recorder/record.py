@@ -295,8 +295,7 @@ def record(request: RecordRequest) -> Recording:
     output = RelayedOutput(report_fd)
     # Where a launcher starts a recorder for each rank, each measures its own command alone.
     own = {name: value for name, value in environment.items() if name != "LOCAL_WORLD_SIZE"}
-    around = Around(run, own, RecordingCost(relay_pid))
-    meter.plan = replace(meter.plan, around=around)
+    meter.plan = replace(meter.plan, around=Around(run, own, RecordingCost(relay_pid)))
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
     reader.start()

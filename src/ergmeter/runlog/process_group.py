@@ -201,8 +201,7 @@ def _megatron() -> RankPosition:
 
 def _deepspeed() -> RankPosition:
     """The position by the `mpu` that DeepSpeed was given."""
-    groups = sys.modules.get("deepspeed.utils.groups")
-    mpu = getattr(groups, "mpu", None)
+    mpu = getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None)
     return _position_in(mpu, _MEGATRON) or _position_in(mpu, _DEEPSPEED) if mpu is not None else {}
 
 

@@ -280,8 +280,7 @@ class Run(Displayed):
             splits = splits_cache.by_file.setdefault(segment.path, [])
             columns = segment.columns_by_device(own, shift_ns=writer.offset_ns, splits=splits)
             for name, device, t_ns, values in columns:
-                part = Series(t_ns, values)
-                parts.setdefault(name, {}).setdefault(device, []).append(part)
+                parts.setdefault(name, {}).setdefault(device, []).append(Series(t_ns, values))
         return {
             name: {
                 device: joined(pieces, splits_cache.times) for device, pieces in by_device.items()

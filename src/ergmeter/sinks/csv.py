@@ -66,8 +66,7 @@ class CsvSink(SelectingSink):
     def _columns(self, *, has_metrics: bool) -> tuple[str, ...]:
         if self._is_ledger and has_metrics:
             raise UsageError("a ledger has fixed columns (SFT-Play's); omit metrics= or ledger=")
-        keys = self._selection.columns()
-        measured = LEDGER_MEASURED if self._is_ledger else (*_SCOPE, *keys)
+        measured = LEDGER_MEASURED if self._is_ledger else (*_SCOPE, *self._selection.columns())
         taken = [name for name in self._own if name in measured]
         if taken:
             raise UsageError(f"columns= has columns that are measured; remove: {', '.join(taken)}")

@@ -49,8 +49,7 @@ class TensorBoardSink(SelectingSink):
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tagged]
         if update.is_final:
             values.append(_text(self._names.window, update.window_kind))
-        summary = Summary(value=values)
-        self._append(wall_time=update.wall_s, step=update.step, summary=summary)
+        self._append(wall_time=update.wall_s, step=update.step, summary=Summary(value=values))
 
     def close(self) -> None:
         """Close the file."""

@@ -284,8 +284,7 @@ def _blocks_for(
     """
     spans = spans_s(work, device, repeats=repeats, blocks=at_least)
     while (left_s := seconds - sum(spans)) > 0:
-        more = math.ceil(left_s / min(spans))
-        spans += spans_s(work, device, repeats=repeats, blocks=more)
+        spans += spans_s(work, device, repeats=repeats, blocks=math.ceil(left_s / min(spans)))
     return spans
 
 

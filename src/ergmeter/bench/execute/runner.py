@@ -168,8 +168,7 @@ class Runner:
         if meeting:
             node = meeting.gathered(self._beat)
             self._keep(self._state.on(meeting.hosts))
-        has_gpus = bool(launching.gpus_here())
-        how = launching.start(cell, directory, has_gpus=has_gpus, node=node)
+        how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
         for name, text in how.files.items():
             (directory / name).write_text(text, encoding="utf-8")
         if meeting:

@@ -13,11 +13,7 @@ from ergmeter.errors import FormatError, UsageError
 
 @click.command()
 @click.argument(
-    "paths",
-    nargs=-1,
-    required=True,
-    metavar="PATH...",
-    type=click.Path(path_type=Path),
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path)
 )
 @click.option(
     "--by",

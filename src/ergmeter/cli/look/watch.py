@@ -75,8 +75,7 @@ def command(
     watching = RunWatcher(path, rules=alerts, rank=rank, training=training, total_steps=steps)
     try:
         if once:
-            frame = watching.look(totals=True)
-            console.print(watch.page(frame, columns=console.width))
+            console.print(watch.page(watching.look(totals=True), columns=console.width))
             return 0
         show = _on_terminal if console.is_terminal else _as_lines
         every_s = interval_s or (_FRAMES_EVERY_S if console.is_terminal else _LINES_EVERY_S)

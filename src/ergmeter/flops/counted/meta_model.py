@@ -72,8 +72,7 @@ class ModuleCall:
 
 def ids_shape(call: ModuleCall) -> tuple[int, int] | None:
     """Rows and positions of the tokens that a call was given."""
-    named = call.kwargs.get("input_ids")
-    values: list[Any] = [named, *call.args, *call.kwargs.values()]
+    values: list[Any] = [call.kwargs.get("input_ids"), *call.args, *call.kwargs.values()]
     for value in values:
         if isinstance(value, TensorSpec) and len(value.shape) == 2 and _is_integer(value.dtype):
             return value.shape[0], value.shape[1]

@@ -397,8 +397,7 @@ def _broken(folder: Path) -> list[list[CallFlops]]:
     lines = (folder / "log").read_text(errors="replace").split("\n")
     message = next((line.strip() for line in reversed(lines) if line.strip()), "it was killed")
     failed = CallFlops(error=f"the counting process failed ({message[:200]})")
-    sizes = json.loads((folder / REQUEST).read_text())["sizes"]
-    return [[failed] * size for size in sizes]
+    return [[failed] * size for size in json.loads((folder / REQUEST).read_text())["sizes"]]
 
 
 def record_of(folder: Path) -> StepRecord:

@@ -220,8 +220,7 @@ def _resized(batch: Batch, sequences: int) -> Batch:
     others = {
         name: tuple(map(scaled_count, sequences_of)) for name, sequences_of in batch.others.items()
     }
-    grid = (Sequences(batch.seq_len, sequences),)
-    return Batch(sequences, batch.seq_len, grid, others)
+    return Batch(sequences, batch.seq_len, (Sequences(batch.seq_len, sequences),), others)
 
 
 # Memory of serving: stored weights, and a cache for every sequence under way.

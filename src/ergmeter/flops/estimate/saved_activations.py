@@ -646,8 +646,7 @@ class LayerBackward:
         self.core_is_there = True
         tensors = self.tensors
         sizes: dict[str, float] = {}
-        widths = _qkv_widths(work, work.kv_heads)
-        for name, width in zip(node.of, widths, strict=True):
+        for name, width in zip(node.of, _qkv_widths(work, work.kv_heads), strict=True):
             sizes[name] = sizes.get(name, 0.0) + self._size(width, True, node)
         if tensors.is_written_out(work):
             # At the softmax, whose result is needed; its copy for the product is freed already.

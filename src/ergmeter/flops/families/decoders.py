@@ -366,13 +366,11 @@ def _falcon(c: ModelConfig) -> Decoder:
 
 def _mpt(c: ModelConfig) -> Decoder:
     """MPT: no biases, fused, tied; ALiBi or learned positions."""
-    hidden = c.integer("d_model", "hidden_size")
-    size = c.share("expansion_ratio", hidden, default=4)
+    size = c.share("expansion_ratio", c.integer("d_model", "hidden_size"), default=4)
     has_alibi = "attn_config" not in c or c.part("attn_config").flag("alibi", default=True)
     has_positions = c.flag("learned_pos_emb", default=True) and not has_alibi
     positions = ("max_seq_len",) if has_positions else ()
-    mlp = {**_PLAIN, "size": size, "module": "ffn"}
-    return replace(_MPT, positions=positions, mlp=mlp)(c)
+    return replace(_MPT, positions=positions, mlp={**_PLAIN, "size": size, "module": "ffn"})(c)
 
 
 def _gpt_bigcode(c: ModelConfig) -> Decoder:

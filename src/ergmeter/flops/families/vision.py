@@ -542,8 +542,7 @@ def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     """Qwen2-VL: an image of any size, four patches to a token."""
     v = c.part("vision_config", kind="qwen2_vl_vision")
     hidden = v.integer("embed_dim")
-    size = v.share("mlp_ratio", hidden)
-    feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"))
+    feed = Mlp(v.share("mlp_ratio", hidden), is_gated=False, bias=True, names=("fc1", "fc2"))
     tower = qwen_tower(v, hidden, feed, 2 * hidden, image_size)
     merger = _qwen_merger(v, hidden, v.integer("hidden_size"), 2 * hidden)
     return _qwen(c, v, tower, merger, "qwen2_vl_text")

@@ -278,8 +278,7 @@ def add_layer(b: Builder, layer: Layer, x: str, hidden: int, *, own: tuple[str, 
 def _add_own_input(b: Builder, layer: Layer, out: str, own: tuple[str, ...]) -> str:
     """Append what a layer does with its own input: a gate, their product, a matrix, a norm."""
     gate, *rest = layer.after
-    gated = add_piece(b, gate, out, "per-layer input")
-    met = b.add("own_input", "residual", (gated, *own))
+    met = b.add("own_input", "residual", (add_piece(b, gate, out, "per-layer input"), *own))
     made = _in_a_row(b, tuple(rest), met, part="per-layer input")
     made = b.add("own_norm", "norm", made, params=layer.after_norm)
     return b.add("result", "residual", (out, made))

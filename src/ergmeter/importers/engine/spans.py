@@ -318,8 +318,7 @@ class StepSpans:
         """True if the time since the last line is longer than usual, or unknown."""
         if not self._periods_ns:
             return t_ns > self._last_t_ns
-        usual_ns = median(self._periods_ns)
-        return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
+        return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * median(self._periods_ns))
 
     def _back(self, line: ParsedLine) -> str | None:
         if line.t_ns < self._last_t_ns:

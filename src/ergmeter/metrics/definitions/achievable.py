@@ -65,8 +65,7 @@ def achievable_of_peak_frac(evidence: Evidence) -> Reading:
     """Calibrated FLOP/s over the datasheet peak: the highest MFU possible on this machine."""
     achievable, mfu = achievable_flops_per_s(evidence), of_run(evidence, MFU)
     need_possible(evidence, MFU)
-    each = of_run(evidence, FLOPS_PER_S)
-    peak = each.value / mfu.value
+    peak = of_run(evidence, FLOPS_PER_S).value / mfu.value
     note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {achievable.note}"
     basis = weakest(achievable.basis, "derived")
     return mapped(achievable, lambda rate: rate / peak, unit="frac", basis=basis, note=note)

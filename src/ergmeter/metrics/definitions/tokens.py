@@ -294,8 +294,7 @@ def _real_and_computed(evidence: Evidence) -> tuple[FloatArray | None, FloatArra
 
 def steps(evidence: Evidence) -> Reading:
     """Optimizer steps in the window, of one rank."""
-    value = steps_of(evidence)
-    return Reading(value, "steps", evidence.steps_basis, note=evidence.window_note)
+    return Reading(steps_of(evidence), "steps", evidence.steps_basis, note=evidence.window_note)
 
 
 def generated(evidence: Evidence) -> Reading:

@@ -192,8 +192,7 @@ _OTHERS_FRAC = 0.2
 
 def other_programs(evidence: Evidence) -> str:
     """The cores that other programs kept busy, as text; empty if a step did not have to wait."""
-    nodes = sampled(evidence, "node")
-    cores = sum(float(device.facts.get("cores") or 0) for device in nodes)
+    cores = sum(float(device.facts.get("cores") or 0) for device in sampled(evidence, "node"))
     load_frac = node_cpu_frac(evidence).value
     others = load_frac * cores - process_cores(evidence).value
     if load_frac < _FULL_FRAC or others < _OTHERS_FRAC * cores:

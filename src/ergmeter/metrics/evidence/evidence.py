@@ -485,8 +485,7 @@ class Evidence:
         before = np.zeros(len(lane), dtype=bool)
         if not self.is_whole_run:
             before = np.asarray(lane.middle_ns < self.window.start_ns)
-        steps = float(lane.step_counts[before].sum())
-        return steps, self._counted.rule
+        return float(lane.step_counts[before].sum()), self._counted.rule
 
     @property
     def window_remarks(self) -> tuple[str, ...]:
@@ -529,8 +528,7 @@ class Evidence:
     @cached_property
     def has_company(self) -> bool:
         """Whether another training of the same run was at work in the window of this one."""
-        beside = replace(self.run, writers=list(self.run.beside), beside=())
-        rows = Steps(beside.steps())
+        rows = Steps(replace(self.run, writers=list(self.run.beside), beside=()).steps())
         span = self.span
         return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
 

@@ -44,8 +44,7 @@ def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
     def most_told(rank: int) -> tuple[int, float, int]:
         return *totals.get(rank, (0, -1.0)), -rank
 
-    chosen = [max(ranks, key=most_told) for ranks in groups.values()]
-    return np.isin(rows["rank"], chosen)
+    return np.isin(rows["rank"], [max(ranks, key=most_told) for ranks in groups.values()])
 
 
 def shared_tokens_note(evidence: Evidence) -> str:

@@ -303,8 +303,7 @@ class SampleColumns:
         if column not in self._names[number]:
             return {}
         # First with all columns of the same files; a column that was freed is then loaded alone.
-        alone = (number, column) in self._loaded
-        by_column = self._run.said_by(number, column, alone=alone)
+        by_column = self._run.said_by(number, column, alone=(number, column) in self._loaded)
         for name, by_device in by_column.items():
             if (number, name) not in self._loaded_columns:
                 self._loaded_columns[number, name] = by_device

@@ -161,8 +161,7 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> CountedRo
         first = lane.where(np.arange(min(len(lane), LOOKED_AT_STEPS)))
         steps = np.maximum(first.step_counts, 1)
         each = steps.astype(int)
-        step_s = np.repeat(periods_s(first) / each, each)
-        start = slow_start(step_s)
+        start = slow_start(np.repeat(periods_s(first) / each, each))
         rows = int((np.cumsum(steps) <= start.dropped).sum())
         if rows:
             ends.append(int(first["end_ns"][:rows].max()))
@@ -355,8 +354,7 @@ class TrainingWindow:
 
         From the end of one row to the end of the next, the first from `start_ns` on.
         """
-        ends = np.maximum.accumulate(lane["end_ns"])
-        passed = self.elapsed_ns(np.append(start_ns, ends))
+        passed = self.elapsed_ns(np.append(start_ns, np.maximum.accumulate(lane["end_ns"])))
         return np.asarray(np.diff(passed) / NS_PER_S, dtype=np.float64)
 
 
@@ -528,8 +526,7 @@ def _against(
     count = len(begin_ns)
     if not len(train):
         return begin_ns, finish_ns, np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
-    order = np.argsort(host_times(train)[0], kind="stable")
-    train = train.where(order)
+    train = train.where(np.argsort(host_times(train)[0], kind="stable"))
     steps_from, steps_to = host_times(train)
     done_ns = np.maximum.accumulate(train["end_ns"].astype(np.int64))
     from_ns, to_ns = host

@@ -373,8 +373,7 @@ def _ladder(
     # Without FLOPs or tensor core activity a clock above the peak's has no meaning.
     if ratio is not None and (ratio < 1 or got is not None or activity.tensor_frac is not None):
         clock_basis = weakest("derived", activity.basis)
-        facts = tuple(_clock_facts(activity))
-        rungs.append(Rung(CLOCK, level * scale, clock_basis, facts))
+        rungs.append(Rung(CLOCK, level * scale, clock_basis, tuple(_clock_facts(activity))))
     for key, share in ((SM, activity.sm_frac), (TENSOR, activity.tensor_frac)):
         if share is not None and share <= level:
             of = "SMs" if key == SM else "cycles"

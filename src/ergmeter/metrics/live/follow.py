@@ -145,5 +145,4 @@ def _steps(segment: Segment, shift_ns: int) -> dict[str, Any]:
 def _present(segment: Segment, name: str) -> Any:  # noqa: ANN401  an array of bool
     if name not in segment.names:
         return np.zeros(segment.rows, dtype=bool)
-    valid = pc.is_valid(segment.table([name])[name])
-    return as_numpy(valid.cast(pa.int8())).astype(bool)
+    return as_numpy(pc.is_valid(segment.table([name])[name]).cast(pa.int8())).astype(bool)

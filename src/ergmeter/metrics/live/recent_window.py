@@ -136,8 +136,7 @@ def _update(evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     window = evidence.span
     clock = evidence.run.writers[0].header["clock"]
     wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
-    lanes = evidence.work.lanes if evidence.trains else ()
-    done = max(map(steps_done, lanes), default=0)
+    done = max(map(steps_done, evidence.work.lanes if evidence.trains else ()), default=0)
     # The window of a ledger has no cuts.
     in_ledger = [metric.key for metric, _ in ledger_aliases()]
     unbroken = readings_of(evidence.over(UNBROKEN), in_ledger) if final else {}

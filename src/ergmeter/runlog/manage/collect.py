@@ -149,8 +149,7 @@ def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]
         # With the times of its files, by which a run that was cut off is known; without links,
         # which may lead anywhere, and without what is unfinished.
         shutil.copytree(run, staging, ignore=_unwanted, symlinks=True)
-        copied = Run.open(staging)
-        damage = copied.verified()
+        damage = Run.open(staging).verified()
         if damage and not Run.open(run).verified():
             raise FormatError(f"the copy is not whole ({damage[0]})")
         if before is not None:

@@ -79,8 +79,7 @@ def calibration_document(
 
 
 def _calibration(calibration: Calibration, end: str) -> Iterator[Part]:
-    about = f"[{calibration.device}]  {calibration.text}"
-    yield HeadlinePart(calibration.name, about=about)
+    yield HeadlinePart(calibration.name, about=f"[{calibration.device}]  {calibration.text}")
     rows = [
         (f"matmul {dtype}", rate, _peak(calibration, dtype))
         for dtype, rate in calibration.matmul.items()

@@ -141,8 +141,7 @@ def _figures(frame: LiveFrame, columns: int) -> Table:
         table.add_column(head, style=style, justify="right" if is_figure else "left", no_wrap=True)
     for key, row in zip(in_view("watch"), rows, strict=True):
         if cells >= _CURVE[0]:
-            curve = frame.curves.get(key.rpartition(".")[2], ())
-            row.insert(2, sparkline(curve, cells))
+            row.insert(2, sparkline(frame.curves.get(key.rpartition(".")[2], ()), cells))
         table.add_row(*row)
     return table
 

@@ -292,8 +292,7 @@ def _json(body: bytes) -> Response:
 
 
 def _words(request: Request, name: str, most: int) -> list[str]:
-    text = request.query_params.get(name, "")
-    words = [word for word in text.split(",") if word]
+    words = [word for word in request.query_params.get(name, "").split(",") if word]
     if len(words) > most:
         raise UsageError(f"{name}= has {len(words)} values; at most {most}")
     return words

@@ -127,8 +127,7 @@ def serve(
     folder = Folder(directory)
     access = address.access()
     listening = _bound(address)
-    port = listening.getsockname()[1]
-    where = address.url(port)
+    where = address.url(listening.getsockname()[1])
     if access.token:
         where += f"?token={quote(access.token, safe='')}"
     say(f"{folder.root.name}/ at {where}")

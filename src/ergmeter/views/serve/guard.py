@@ -166,8 +166,7 @@ def wants_page(path: str, headers: Headers) -> bool:
 
 def refused(code: int, why: str, headers: dict[str, str] | None = None) -> Response:
     """Return an error response with its reason."""
-    body = json.dumps({"error": why})
-    return Response(body, code, headers, media_type="application/json")
+    return Response(json.dumps({"error": why}), code, headers, media_type="application/json")
 
 
 def _host(header: str) -> str:

@@ -173,8 +173,7 @@ def error_page(request: Request, code: int, why: str) -> Response:
 
 def _as_page(body: bytes) -> Response:
     """Return the report with navigation and the library from its own file."""
-    library = f'<script src="{address(_LIBRARY)}"></script>'
-    page = body.decode().replace(LIBRARY, library, 1)
+    page = body.decode().replace(LIBRARY, f'<script src="{address(_LIBRARY)}"></script>', 1)
     policy = _POLICY.search(page)
     if policy is None:
         raise FormatError("the report has no content security policy")

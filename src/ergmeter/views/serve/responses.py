@@ -396,8 +396,7 @@ def _line(
 def _packed_json(body: dict[str, Any], root: str) -> bytes:
     """Return JSON with paths made relative to the directory."""
     text = json.dumps(documents.finite(body), allow_nan=False, default=str)
-    inside = json.dumps(root)[1:-1]
-    return _under(text, inside).encode("utf-8", "replace")
+    return _under(text, json.dumps(root)[1:-1]).encode("utf-8", "replace")
 
 
 def _under(text: str, root: str) -> str:
