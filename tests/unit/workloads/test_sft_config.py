@@ -194,7 +194,7 @@ def test_changes_lie_over_the_file(tmp_path: Path) -> None:
             "train: {report_to: {wandb: {projekt: a}}}",
             "the sink 'wandb' has no option 'projekt'; did you mean project?",
         ),
-        ("train: {report_to: ['wandb:a']}", "'a' is no option; give NAME:OPTION=VALUE"),
+        ("train: {report_to: ['wandb:a']}", "'a' is not OPTION=VALUE; give NAME:OPTION=VALUE"),
         ("train: {report_to: 5}", "a sink is NAME, NAME:OPTION=VALUE,"),
         ("train: {sinks_every_s: 0}", "train.sinks_every_s must be above 0"),
         ("metrics: {pue: high}", "metrics.pue must be a number; got 'high'"),
