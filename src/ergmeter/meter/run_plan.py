@@ -100,9 +100,9 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 class Budget:
     """A goal of this rank (one of steps, tokens, flops), and limits of the run (kwh, cost, hours).
 
-    With several ranks that have data of their own, give each its share: `tokens=total //
-    world_size`. The limits (`cost` in the currency of the prices) are for all that this process
-    measures. Exceeding one is an alert: `Meter(stop_on="budget")` stops for it.
+    If ranks have data of their own, give each its share: `tokens=total // world_size`. The limits
+    (`cost` in the currency of the prices) are for all that this process measures. Exceeding one is
+    an alert: `Meter(stop_on="budget")` stops for it.
     """
 
     steps: int | None = None
