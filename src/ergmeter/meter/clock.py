@@ -220,7 +220,9 @@ class Timeline:
         if not self._is_noted:
             self._is_noted = True
             within = f"{width_ns / 2 / NS_PER_S * 1e6:.0f} us"
-            self._mark(Mark(at_ns, "step_clock", f"CUDA events, on the host's clock to {within}"))
+            self._mark(
+                Mark(at_ns, "step_clock", f"CUDA events, within {within} of the host's clock")
+            )
         return event, at_ns
 
     def _say(self, name: str, what: str) -> None:

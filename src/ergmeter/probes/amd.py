@@ -432,5 +432,7 @@ def _refusal(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
             " (`sudo usermod -a -G render,video $USER`), and log in again"
         )
     if code == _NOT_LOADED:
-        return "the AMD driver is not loaded: run `sudo modprobe amdgpu`, and if that fails `dmesg`"
+        return (
+            "the AMD driver is not loaded: run `sudo modprobe amdgpu`; if that fails, see `dmesg`"
+        )
     return f"amdsmi says {error_text(error)}: run `amd-smi list`, and fix what that reports"
