@@ -519,7 +519,7 @@ def model_compression_ratio(
 
 
 def _own_gpus() -> set[str]:
-    """UUIDs of the GPUs that this process has memory on; empty where torch can't say."""
+    """UUIDs of the GPUs that this process has memory on; empty if torch uses no GPU."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():

@@ -634,7 +634,7 @@ class TrainingMonitor(Guarded):
         self._start_ns = time.monotonic_ns()
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Finish the steps whose tokens are here, in order."""
+        """Log the waiting steps whose token counts have arrived, in order."""
         while self._waiting:
             entry, masked, skip_wandb = self._waiting[0]
             if not (wait or masked.is_here):

@@ -130,7 +130,7 @@ class Measured:
     def _prepared(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[_Asked | None, _Times | None]:
-        """The call's arguments and the clock of its tokens. Else Nones, and a mark says why."""
+        """The call's arguments and the clock of its tokens; two Nones if it can't be measured."""
         asked = _Asked(self._model(), _by_name(arguments, options))
         why_not = asked.why_not
         if why_not:

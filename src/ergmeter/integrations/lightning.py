@@ -238,7 +238,7 @@ def _has_its_own_batches(trainer: Any) -> bool:  # noqa: ANN401
 
 
 def _time_checkpoints(trainer: Any, training: Training) -> None:  # noqa: ANN401
-    """Time the method that writes all checkpoints: no hook says when it is done."""
+    """Time `save_checkpoint`, which writes all checkpoints: no hook is called at its end."""
     save = trainer.save_checkpoint
 
     @wraps(save)

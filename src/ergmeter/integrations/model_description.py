@@ -385,7 +385,7 @@ class Description:
         return sums.loss / sums.real / ((loss or 1) / (count or 1))
 
     def _count_lengths(self) -> None:
-        """Count again with the mean sequence lengths, which attention depends on."""
+        """Count FLOPs again with the mean sequence lengths, which attention depends on."""
         length = self._lengths.length
         if self._lengths == Lengths():
             return

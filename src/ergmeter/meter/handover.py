@@ -272,7 +272,7 @@ class HandOver:
             self._paused.pop().release()
 
     def flush(self) -> None:
-        """Write what has come in so far. Waits for the disk."""
+        """Write all records made so far. Waits for the disk."""
         self.collect()
         with self._lock:
             if not self._finished:

@@ -138,7 +138,7 @@ class NeuronProbe(DeclaredProbe):
         return Device(f"{self.name}:{whose}", "gpu", kind, self.name, own)
 
     def _power_marks(self, t_ns: int) -> Iterator[Mark]:
-        """Yield a mark for each chip whose power share of a new minute is there."""
+        """Yield a mark for each chip with the power share of a new minute."""
         for chip, device in self._chips.items():
             text = _text(self._power_files[chip])
             if text is None or text == self._minutes.get(chip):

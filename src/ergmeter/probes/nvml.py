@@ -315,7 +315,7 @@ class Gpu:
         return None if sample == Sample(t_ns, self.device.id) else sample
 
     def memory_in_use(self) -> int | None:
-        """Bytes in use by all processes now; None if the driver does not say."""
+        """Bytes in use by all processes now; None if the driver does not report them."""
         used_bytes: int | None = self._ask("memory")
         return used_bytes
 

@@ -85,7 +85,7 @@ class UsageWatch:
         return bool(pids & self._ours)
 
     def own_bytes(self, bytes_by_gpu: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
-        """The program's bytes on each GPU, where those of all its processes are known."""
+        """The program's bytes on each GPU, if the bytes of all its processes there are known."""
         own = {}
         for gpu, by_pid in bytes_by_gpu.items():
             amounts = [amount for pid, amount in by_pid.items() if pid in self._ours]

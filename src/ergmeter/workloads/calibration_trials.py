@@ -182,7 +182,7 @@ def refresh(query: Query, *, for_s: float) -> Refresh:
         raise NotMeasurable("the sensor does not answer")
     changed = np.flatnonzero(np.diff(readings)) + 1
     if len(changed) < _FEWEST_CHANGES:
-        raise NotMeasurable(f"its reading changed {len(changed)} times in {for_s:g} s")
+        raise NotMeasurable(f"the sensor's value changed {len(changed)} times in {for_s:g} s")
     # A change lies between two looks.
     periods_s = np.diff((at[changed] + at[changed - 1]) / 2) / NS_PER_S
     low, median, high = (float(edge) for edge in np.percentile(periods_s, [5, 50, 95]))
@@ -201,7 +201,7 @@ Work: TypeAlias = "Callable[[], object]"
 
 @dataclass(frozen=True, slots=True)
 class TrialDurations:
-    """Durations of the trials; `window` is that of the reported rate."""
+    """Durations of the parts of a trial; rates are reported over `window_s`."""
 
     burst_s: float = 0.02  # a block of the sweep: shorter than a power limit takes to act
     bursts: int = 5
@@ -385,7 +385,7 @@ def _size_bytes(device: torch.device) -> int:
 
 
 def last_level_bytes(cpus: Path) -> int:
-    """The last-level caches of all CPUs together, by sysfs; 0 where it does not say."""
+    """The last-level caches of all CPUs together, in bytes, from sysfs; 0 if unknown."""
     sizes: dict[tuple[int, str], int] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index*"):
         try:

@@ -191,7 +191,7 @@ class StepCalls:
 
     @property
     def others(self) -> list[ModuleCall]:
-        """All other calls: of frozen models, or without gradients."""
+        """Calls without a backward pass: of frozen models, or without gradients."""
         trained = {id(call) for call in self.trained}
         return [call for call in self.calls.values() if id(call) not in trained]
 
@@ -533,7 +533,7 @@ class Products:
         self.assumptions: list[str] = []
 
     def add(self, node: Any, name: str) -> None:  # noqa: ANN401  a node of the autograd graph
-        """Add the products of this node."""
+        """Add the FLOPs of the matrix products of this node."""
         if name in _RULES:
             forward, backward = _RULES[name](node)
             if forward is None:
@@ -588,7 +588,7 @@ class OutsideProducts(Products):
         self.is_complete = True
 
     def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
-        """A call's forward and backward FLOPs, averaged over its walked repeats; else None."""
+        """A call's forward and backward FLOPs, averaged over its repeats; None if unknown."""
         walked = list(self._inside.get(key, {}).values())
         if not walked or any(products.unknown for products in walked):
             return None

@@ -237,7 +237,7 @@ class Root:
 
     @property
     def trainable(self) -> int:
-        """The number of trainable elements."""
+        """The number of trainable parameter elements of the module."""
         module = self.module()
         return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
 

@@ -221,7 +221,7 @@ class Metrics(ConfigModel):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The given values that a Meter takes: the warm-up, and those for carbon and cost."""
+        """The values given here that are a Meter's settings: warm-up, carbon and cost."""
         names = {"grid", *(field.name for field in fields(Settings))}
         return self.model_dump(include=names, exclude_none=True)
 

@@ -334,7 +334,7 @@ class TemplateFile:
             raise UsageError(f"{where}: the template {self._path} refuses this: {error}") from error
 
     def _divided(self, written: str) -> tuple[str, str]:
-        """What comes before the answer and after it."""
+        """Return the template's text before the answer and after it."""
         if "{{" in written or "{%" in written:
             raise UsageError(f"{self._path} reads like a Jinja template; name it .jinja")
         names = _NAMED.findall(written)

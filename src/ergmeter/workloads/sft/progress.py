@@ -154,7 +154,7 @@ class TrainingWatch(TrainerCallback):
         self.begun()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Limits the first step to its share of the longest time, and a warm-up."""
+        """Limits the first step to its share of LONGEST_S, plus WARM_UP_S."""
         self._step_began_s = monotonic()
         is_first = not self._durations and self.by is None and state.is_world_process_zero
         if is_first and not self._anyway:
@@ -193,7 +193,7 @@ class TrainingWatch(TrainerCallback):
             self.refuse(_TOO_LONG.format(f"{text} {_TIMED}) x {_TIMED + left} steps{times}"))
 
     def _all_stop(self, args: Any, state: Any) -> bool:  # noqa: ANN401
-        """Ranks stop at the same step, or one would wait for the others for ever.
+        """True if the training stops now: all ranks stop at the same step, so that none waits for ever.
 
         They ask each other where a loss is logged, since they wait for each other there anyway.
         """
