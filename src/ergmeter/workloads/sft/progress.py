@@ -193,7 +193,7 @@ class TrainingWatch(TrainerCallback):
             self.refuse(_TOO_LONG.format(f"{text} {_TIMED}) x {_TIMED + left} steps{times}"))
 
     def _all_stop(self, args: Any, state: Any) -> bool:  # noqa: ANN401
-        """True if the training stops now: all ranks stop at the same step, so that none waits for ever.
+        """True if all ranks stop at this step. One that stopped alone would leave others waiting.
 
         They ask each other where a loss is logged, since they wait for each other there anyway.
         """
