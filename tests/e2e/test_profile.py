@@ -74,6 +74,6 @@ def test_a_training_that_ends_before_its_profile_says_so(tmp_path: Path) -> None
         training.step_end()
     training.end()
     found = summarize(Run.open(tmp_path / "run")).readings["profile.idle_frac"]
-    assert found == Missing("5 steps were made, and 2 are profiled after the first 11")
-    with pytest.raises(UsageError, match="profile_steps is a number"):
+    assert found == Missing("5 steps were run, and 2 are profiled after the first 11")
+    with pytest.raises(UsageError, match="profile_steps must be an integer"):
         Training(profile_steps="three")

@@ -199,7 +199,7 @@ def check_carbon_and_cost(row: dict[str, str], run: Path) -> None:
 
 # -- ends before the last step --------------------------------------------------------------------
 
-FINISHING = "[train] finishing this step and saving; once more ends it at once"
+FINISHING = "[train] finishing this step and saving; a second signal ends it at once"
 TOO_LONG = "the whole training would take more than 6 h: "
 ADAPTER = "outputs/run/adapter_model.safetensors"
 ENDLESS = {"max_steps": 10**9}
@@ -332,11 +332,11 @@ def test_a_step_that_is_ended_within_the_optimizer_leaves_its_row(
     ended = trainings["optimizer"]
     assert ended.code == 128 + signal.SIGTERM, ended.err
     assert "[train] ending this step" in ended.err
-    assert "[train] stopped (its weights were in use); nothing is saved" in ended.out
+    assert "[train] stopped (the weights were in use); nothing is saved" in ended.out
     assert not (ended.path / "over").exists()
     assert not (ended.path / ADAPTER).exists()
     assert (ended.row["status"], ended.row["steps"]) == ("stopped", "2")
-    assert "its weights were in use" in ended.row["notes"]
+    assert "the weights were in use" in ended.row["notes"]
     assert ended.is_kept()
 
 

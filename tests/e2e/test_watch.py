@@ -179,7 +179,7 @@ def test_a_command_that_heeds_the_signal_ends_as_it_likes(lab: Lab) -> None:
     ("options", "said"),
     [
         (("--alert", "tokens_per_sec < -20%"), b"did you mean 'tokens_per_s < -20%'"),
-        (("--stop-on", "budget"), b"nothing to stop on for 'budget'"),
+        (("--stop-on", "budget"), b"stop on 'budget' has no effect"),
         (("--budget", "50 EUR"), b"needs a price: --price-per-gpu-hour or --price-per-kwh"),
         (("--budget", "2 kw"), b"no unit 'kw'; did you mean kWh?"),
         (("--budget", "8"), b"--budget '8': no unit '' ('2 kWh'"),

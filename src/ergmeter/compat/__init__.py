@@ -1,1 +1,1 @@
-"""The names and behaviour of the five original systems, one module or folder each."""
+"""The interfaces of the original systems that ergmeter replaces, one module each."""

@@ -59,8 +59,8 @@ DOCUMENTED = (
     ("st_samples_per_param_per_sec", "ST (Samples/Param/Sec)", ".2e"),
     ("aec_watts", "AEC (Watts)", ".2f"),
 )
-# What the names of AEC and AL promise, after the documented. AL's parts, by the column of a profile
-# that has their share, overlap.
+# Lines after the documented ones: energy, and AL's two parts, by the column of a profile that has
+# their share. The parts overlap.
 PARTS = {"computation": "compute_s", "communication": "communication_s"}
 LINES = (
     *(*DOCUMENTED, ("energy_joules", "Energy (J)", ".1f")),
@@ -82,7 +82,7 @@ def figures(
 ) -> dict[str, Amount]:
     """The metrics of a run so far, in the order of the block.
 
-    `parameters` is what the caller declared to be the size of the model; the shares are of AL.
+    `parameters` is the model's size as declared; the two fractions are shares of AL.
     """
     size: Amount = float(parameters) if parameters else Missing(_NO_SIZE)
     per_parameter = size if isinstance(size, Missing) else size * totals.in_steps_s
@@ -104,7 +104,7 @@ _NO_SIZE = "the number of parameters was not given to initialize_efficientllm_me
 
 
 def block(head: str, loss: Amount, values: Figures) -> str:
-    """The console block, with three lines more than are documented: energy, and AL's two parts."""
+    """The text printed per log: the documented lines, then energy and AL's two parts."""
     lines = [f"[EfficientLLM Metrics] {head}:", f"  Loss: {_text(loss, '.6f')}"]
     lines += [f"  {label}: {_text(values[name], form)}" for name, label, form in LINES]
     return "\n".join(lines) + "\n"
@@ -117,15 +117,15 @@ def scalars(values: Figures) -> dict[str, float]:
 
 
 def _text(amount: Amount, form: str) -> str:
-    """A value, or its reason in few words, because the block is printed often."""
+    """A value, or its reason cut short, because the block is printed often."""
     if isinstance(amount, Missing):
         return f"- ({amount.reason.partition(' (')[0].partition('; ')[0]})"
     return format(amount, form)
 
 
 def _counted(amount: Amount, what: str) -> Amount:
-    """The amount; a count of 0 means that nothing was counted."""
-    return Missing(f"the iterations count 0 {what}") if amount == 0 else amount
+    """The amount, or Missing if it is 0: then nothing was counted."""
+    return Missing(f"the iterations have 0 {what}") if amount == 0 else amount
 
 
 def _over(amount: Amount, by: Amount) -> Amount:
@@ -135,8 +135,8 @@ def _over(amount: Amount, by: Amount) -> Amount:
 
 
 # -- the EFFICIENTLLM_* variables ------------------------------------------------------------------
-# By the original's rules: only "true" enables, so that 1 and yes disable everything; that prints a
-# warning here. An invalid number prints a warning too, and does not raise.
+# As in the original, only "true" enables: 1 and yes disable everything, here with a warning. An
+# invalid number prints a warning too, and does not raise.
 
 ENABLED = "EFFICIENTLLM_METRICS_ENABLED"
 PROFILE_STEPS = "EFFICIENTLLM_PROFILE_STEPS"  # the original had none: for AL's two parts
@@ -156,7 +156,7 @@ def is_enabled() -> bool:
     """True only for "true", as in the original; other words print a warning."""
     value = os.environ.get(ENABLED, "true")
     if value.lower() not in ("true", "false"):
-        warn_once(f"{ENABLED}={value} is neither true nor false: taken as false; set it to true")
+        warn_once(f"{ENABLED}={value} is neither true nor false: false is used; set it to true")
     return value.lower() == "true"
 
 
@@ -167,7 +167,7 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and (number > 0 or number == default)):
-        warn_once(f"{name}={value} is no number above 0: taken as {default:g}")
+        warn_once(f"{name}={value} is not a number above 0: {default:g} is used")
         return default
     return number
 
@@ -180,17 +180,17 @@ __all__ = [
     "initialize_efficientllm_metrics", "model_compression_ratio", "should_log_metrics",
 ]  # fmt: skip
 
-# What blocks may cost a training: this share of its time, and a second to begin with. A loop that
-# logs more often than that is shown the figures of a moment ago again.
+# What computing the block may cost: this share of the training's time, and a second to begin with.
+# A loop that logs more often gets the last values again.
 _LOOK_FRAC = 0.01
 _LOOK_S = 1.0
-_READ_EVERY_S = 0.1  # as often as NVML is read anyway: an interval may ask for more, not for less
+_READ_EVERY_S = 0.1  # NVML is read so often anyway: an interval can only make it more often
 
 _collector: MetricsCollector | None = None
 
 
 class EfficientLLMMetrics(dict[str, float]):
-    """Every metric by its TensorBoard name, and the original's as attributes: `amu`, `pcu`, ..."""
+    """Every metric by its TensorBoard name; the original's also as attributes `amu`, `pcu`, ..."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         super().__init__(values)
@@ -198,12 +198,12 @@ class EfficientLLMMetrics(dict[str, float]):
 
 
 def _calculated(collector: MetricsCollector, name: str) -> float:
-    """The metric so far; nan if missing."""
+    """The metric of this name over the run so far; nan if missing."""
     return float(getattr(collector.get_all_metrics(), name))
 
 
 class MetricsCollector(Guarded):
-    """Records the iterations of one process in a run, and computes EfficientLLM's metrics of it."""
+    """Records one process's iterations in a run, and computes EfficientLLM's metrics from it."""
 
     def __init__(self, collection_interval: float = 1.0, history_size: int = 1000) -> None:
         self.enabled = is_enabled()
@@ -260,7 +260,7 @@ class MetricsCollector(Guarded):
 
     @guarded
     def reset(self) -> None:
-        """Start metrics anew from here. The run on disk continues, with a mark."""
+        """Compute metrics only from here on. The run on disk continues, with a mark."""
         from ergmeter.metrics.live.totals import RunningTotals  # noqa: PLC0415  loads numpy and pyarrow
 
         self.latency_history.clear()
@@ -280,7 +280,7 @@ class MetricsCollector(Guarded):
         self.model_parameters = _whole_number(num_parameters)
 
     def set_batch_config(self, sequence_length: int, batch_size: int) -> None:
-        """Set what an iteration has whose end is given no tokens and samples."""
+        """Set tokens and samples of iterations whose end is recorded without them."""
         self.sequence_length, self.batch_size = sequence_length, batch_size
 
     @property
@@ -292,7 +292,7 @@ class MetricsCollector(Guarded):
 
     @guarded
     def record_iteration_start(self) -> None:
-        """An iteration begins."""
+        """Record the start of an iteration."""
         if self._meter is None:
             self.start_collection()
         if self._meter is None or self._meter._handover is None:
@@ -304,9 +304,9 @@ class MetricsCollector(Guarded):
     def record_iteration_end(
         self, tokens_processed: int | None = None, samples_processed: int | None = None
     ) -> None:
-        """An iteration ends, with this rank's tokens (padding included) and samples.
+        """Record the end of an iteration, with this rank's tokens (padding included) and samples.
 
-        Without them those of `set_batch_config`, if it was called.
+        Left out, they are those of `set_batch_config`, if it was called.
         """
         end_ns = time.monotonic_ns()
         if tokens_processed is None:
@@ -332,7 +332,7 @@ class MetricsCollector(Guarded):
     def log_metrics(self, iteration: int, loss: Any = None, writer: Any = None) -> dict[str, float]:  # noqa: ANN401
         """Print the block, and pass the six scalars to a TensorBoard writer if given.
 
-        Returns the six by their tags; nan for what is missing.
+        Return the six scalars by tag; nan for missing ones.
         """
         missing = {f"{TAG}{name}": math.nan for name, _, _ in DOCUMENTED}
         return missing | (self._log(iteration, loss, writer) or {})
@@ -350,13 +350,14 @@ class MetricsCollector(Guarded):
             for tag, point in points.items() if writer is not None else ():
                 writer.add_scalar(tag, point, iteration)
         except Exception as error:  # noqa: BLE001  the user's writer
-            warn_once(f"the TensorBoard writer refused: {reason_of(error)}")
+            warn_once(f"the TensorBoard writer failed: {reason_of(error)}")
         return points
 
     def calculate_it(self, tokens_generated: float, total_inference_time: float) -> float:
-        """IT of one generation, in tokens/s; `get_all_metrics` has it over all of them.
+        """IT (inference throughput) of one generation, in tokens/s.
 
-        nan for what is no number, tokens below 0 or no time, which is reported once.
+        `get_all_metrics` has it over all generations. nan, with one warning, for values that are
+        not numbers, tokens below 0 or a time of 0.
         """
         try:
             tokens, elapsed_s = float(tokens_generated), float(total_inference_time)
@@ -364,7 +365,7 @@ class MetricsCollector(Guarded):
             tokens = elapsed_s = math.nan
         if not (0 < elapsed_s < math.inf and 0 <= tokens < math.inf):
             wrong = f"{tokens_generated!r} tokens in {total_inference_time!r} s"
-            warn_once(f"calculate_it: {wrong} is no generation and not counted", about="IT")
+            warn_once(f"calculate_it: {wrong} is not valid and not counted", about="IT")
             return math.nan
         self._generated += tokens
         self._generating_s += elapsed_s
@@ -383,7 +384,7 @@ class MetricsCollector(Guarded):
         return EfficientLLMMetrics(dict.fromkeys(values, math.nan) | present)
 
     def why_missing(self) -> dict[str, str]:
-        """The reasons for what is nan in `get_all_metrics`."""
+        """The reason for each nan in `get_all_metrics`, by name."""
         return {n: v.reason for n, v in self._all().items() if isinstance(v, Missing)}
 
     def _all(self) -> dict[str, Amount]:
@@ -405,7 +406,7 @@ class MetricsCollector(Guarded):
             self._meter.record(last if loss is None else replace(last, loss=loss))
 
     def _now(self) -> dict[str, Amount]:
-        """The metrics of the run as it is on disk now."""
+        """The metrics of the run as it is on disk now; Missing with the reason if that fails."""
         if not self.enabled or self.failed:
             return absent(self.failed or f"disabled by {ENABLED}")
         if self._meter is None or self._running is None:
@@ -441,7 +442,7 @@ def initialize_efficientllm_metrics(
     sequence_length: int = 0,
     batch_size: int = 0,
 ) -> MetricsCollector:
-    """Start collecting; if the environment disables it, print that and do nothing."""
+    """Start collecting metrics; if the environment disables it, print that and do nothing."""
     global _collector
     if _collector is not None:
         _collector.stop_collection()
@@ -474,8 +475,8 @@ def finalize_efficientllm_metrics() -> None:
 
 
 def get_metrics_collector() -> MetricsCollector:
-    """The process's collector. Without `initialize_efficientllm_metrics` one that knows no
-    parameters; disabled, one that does nothing."""
+    """The process's collector. Before `initialize_efficientllm_metrics` it has no parameter count;
+    if disabled, it does nothing."""
     global _collector
     if _collector is None:
         _collector = MetricsCollector(collection_interval_s(), history_size())
@@ -487,7 +488,7 @@ get_efficientllm_collector = get_metrics_collector
 
 
 def should_log_metrics(iteration: int) -> bool:
-    """True for every EFFICIENTLLM_LOG_INTERVAL-th iteration, read again at each call."""
+    """True for every EFFICIENTLLM_LOG_INTERVAL-th iteration; the variable is read at each call."""
     interval = max(1, int(_number("EFFICIENTLLM_LOG_INTERVAL", 10)))
     return is_enabled() and iteration % interval == 0
 
@@ -499,20 +500,20 @@ def model_compression_ratio(
     original_performance: float = 1.0,
     compressed_performance: float = 1.0,
 ) -> float:
-    """MCR of a compressed model: size ratio times the share of its score that remains.
+    """MCR (model compression ratio): the ratio of sizes times the share of the score that remains.
 
     (size_original / size_compressed) x (performance_compressed / performance_original): equation 9
-    of arXiv 2505.13840. Without scores the ratio of the sizes. A score must grow with quality: of a
-    perplexity pass the inverse.
+    of arXiv 2505.13840. Without scores it is the ratio of the sizes. A score must grow with
+    quality: for a perplexity, pass the inverse.
     """
     sizes = (original_bytes, compressed_bytes, original_performance, compressed_performance)
     if not all(math.isfinite(size) for size in sizes) or min(sizes[:3]) <= 0 or sizes[3] < 0:
-        raise UsageError(f"sizes and the original's score must be above 0; got {sizes}")
+        raise UsageError(f"both sizes and the original's score must be above 0; got {sizes}")
     return original_bytes / compressed_bytes * (compressed_performance / original_performance)
 
 
 def _own_gpus() -> set[str]:
-    """UUIDs of the GPUs that this process has memory on; empty where torch can't say."""
+    """UUIDs of the GPUs that this process has memory on; empty if torch uses no GPU."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return set()
@@ -526,12 +527,12 @@ def _loss_value(loss: Any) -> Amount:  # noqa: ANN401  a number, or what holds o
     try:
         return float(loss)
     except (TypeError, ValueError, RuntimeError) as error:
-        return Missing(f"a {type(loss).__name__} was given as the loss: {error}")
+        return Missing(f"the loss is a {type(loss).__name__}, not a number: {error}")
 
 
 def _whole_number(parameters: Any) -> int | None:  # noqa: ANN401  whatever a caller counted them to
     try:
         return int(parameters) or None
     except (TypeError, ValueError):
-        warn_once(f"{parameters!r} was given as the number of parameters: TT and ST are absent")
+        warn_once(f"the parameter count {parameters!r} is not a number: TT and ST are absent")
         return None

@@ -1,9 +1,9 @@
 """Results in the form that FMS's programs and notebooks read: benchmarks.csv, raw_summary.csv.
 
-FMS's readers expect that a setting with one value in all rows is left out, unless it is on a list.
-The columns are known after the last row only, so rows wait in a file. Metrics and `status` stay in
-any case. A failed cell is a row without metrics. All metrics are of the whole training; our own
-tables (`results.parquet`, `results.csv`) have those after the warm-up.
+FMS's readers expect benchmarks.csv without settings that have the same value in all rows, except
+for a few that are always there. So the columns are known only after the last row, and rows wait in
+a temporary file. A failed cell is a row without metrics. All metrics are of the whole training; our
+own tables (`results.parquet`, `results.csv`) have those after the warm-up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WRITTEN_STATUSES = ("ok", *(status for status in FAILED if status != "cancelled
 
 
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:
-    """All tables of a directory of results, ours and FMS's, in it; those of before are replaced."""
+    """Write all tables of a results directory, ours and FMS's, into it, replacing older ones."""
     with ExitStack() as stack:
         takers = [stack.enter_context(tables.table_writer(directory / name)) for name in OURS]
         takers.append(stack.enter_context(fms_writer(directory)))
@@ -47,15 +47,15 @@ def collected(batches: Iterable[pa.Table], directory: Path) -> None:
 
 @contextmanager
 def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
-    """Yield what takes a batch of rows of FMS's two files, which are there at the end.
+    """Yield a function that adds a batch of rows; FMS's two files are written at the end.
 
-    raw_summary.csv has every cell with all of its results.json, and memory both ways;
-    benchmarks.csv is without constant settings, error messages and cells that did not end by
-    themselves. Names are in alphabetical order.
+    raw_summary.csv has every cell, with all of its results.json and both measures of memory.
+    benchmarks.csv leaves out constant settings, error messages, and cells that were cancelled or
+    dry runs. Columns are in alphabetical order.
     """
     directory.mkdir(parents=True, exist_ok=True)
     names: set[str] = set()
-    values: dict[str, set[str]] = {}  # of rows that benchmarks.csv has; two are enough to vary
+    values: dict[str, set[str]] = {}  # up to two different values per column of benchmarks.csv
     with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:
 
         def add(batch: pa.Table) -> None:
@@ -66,7 +66,7 @@ def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
                 names.update(fms_row)
                 for name, value in fms_row.items() if is_shown else ():
                     different = values.setdefault(name, set())
-                    # By pandas' nunique, which does not count what is absent.
+                    # As pandas' nunique, which does not count missing values.
                     if value not in (None, "") and len(different) < 2:
                         different.add(str(value))
                 rows.write(json.dumps([is_shown, fms_row]) + "\n")
@@ -89,7 +89,7 @@ def _read(rows: TextIO) -> Iterator[tuple[bool, dict[str, Any]]]:
 
 
 def _benchmark_rows(rows: TextIO) -> Iterator[dict[str, Any]]:
-    """The rows of benchmarks.csv: the metrics of a failed cell are no result."""
+    """The rows of benchmarks.csv, without the metrics of failed cells."""
     for is_shown, row in _read(rows):
         if is_shown:
             has_failed = row["status"] != "ok"

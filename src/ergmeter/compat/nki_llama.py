@@ -1,7 +1,7 @@
-"""The original Trainium calculator's own numbers (nki-llama), with its quirks listed.
+"""Computes the numbers of nki-llama's Trainium calculator, and lists its quirks.
 
-Reads logs and HLO files as the original does; the correct readers are `ergmeter.importers.log` and
-`ergmeter.hlo`.
+This is `erg analyze --compat`. It reads logs and HLO files as that original does; the correct
+readers are `ergmeter.importers.log` and `ergmeter.hlo`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ ORIGINAL = OriginalVersion(
         "unreadable kernel configurations are counted instead of announced one by one",
     ),
 )
-# Titles of its console, in its order, by the section of our document that has these figures.
+# The original's console titles, in its order, by the section of our document with these numbers.
 CONSOLE_SECTIONS = {
     "log": "LOG FILE METRICS SUMMARY",
     "inputs": "Calculating metrics with",
@@ -100,7 +100,7 @@ CONSOLE_SECTIONS = {
     "nki": "NKI Analysis Summary",
 }
 DEFAULT_SEQ_PER_S = 100.0
-# Its own also name model.hlo_module.pb and graph.hlo, which these match first.
+# The original's patterns include model.hlo_module.pb and graph.hlo, which these match too.
 PATTERNS = ("*.hlo_module.pb", "*.hlo")
 _DECLARED, _MEAN = "--throughput", "--log-file, the mean of its values"
 _ASSUMED = "assumed, as the original does"
@@ -113,7 +113,7 @@ _AS_IT_HAS_IT = "as the original has it"
 
 
 def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
-    """Returns the original's metrics of a job."""
+    """Returns the metrics that the original computes for a job."""
     _check(request)
     file = read_training_file(request.config)
     batch = request.batch_size or file.required(
@@ -181,7 +181,7 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
 
 
 def compat_document(analysis: Analysis) -> dict[str, Any]:
-    """The document of the original's numbers, with its keys first."""
+    """The JSON document of the original's numbers, with the original's keys first."""
     assert analysis.estimate is not None
     return original_document(analysis) | {
         "mfu_percent": analysis.estimate.mfu_percent or 0.0,  # to its last digit
@@ -198,7 +198,7 @@ def compat_document(analysis: Analysis) -> dict[str, Any]:
 
 
 def _check(request: AnalysisRequest) -> None:
-    """Raises UsageError for what the original does not have, or can't use."""
+    """Raises UsageError for options or inputs that the original does not have, or can't use."""
     check_inputs(request, is_original=True)
     if not Path(request.model_config).exists():
         raise UsageError(
@@ -215,13 +215,13 @@ def _check(request: AnalysisRequest) -> None:
     }
     for option, is_given in new.items():
         if is_given:
-            raise UsageError(f"--compat is as the original, which has no {option}; leave it out")
+            raise UsageError(f"--compat works as the original, which has no {option}; leave it out")
     if request.log_file is not None and not Path(request.log_file).is_file():  # a pipe
         raise UsageError(f"--log-file {request.log_file}: is no file")
 
 
 def _throughput(request: AnalysisRequest, log: LogSummary | None) -> tuple[float, str]:
-    """Sequences per second, and where they are from."""
+    """Sequences per second, and their source."""
     if request.throughput:
         return request.throughput, _DECLARED
     mean = log.throughput.average if log else None
@@ -229,7 +229,7 @@ def _throughput(request: AnalysisRequest, log: LogSummary | None) -> tuple[float
 
 
 def _obtained(analysis: Analysis) -> dict[str, Any]:
-    """How its metrics were obtained: without intervals, by the formulas listed as quirks."""
+    """How each of the original's metrics was obtained, under the original's keys."""
     origins = obtained(analysis)
     return {
         "throughput_seq_per_sec": origins["throughput_seq_per_sec"],
@@ -277,7 +277,7 @@ def original_summary(graphs: Sequence[GraphResult], unreadable: int) -> NkiSumma
 
 
 def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...], int]:
-    """Every graph as the original counts it, and the number of configurations taken as 0."""
+    """Every graph as the original counts it, and how many kernel configurations count as 0."""
     graphs = []
     unreadable = 0
     for done, path in enumerate(paths, start=1):
@@ -293,9 +293,9 @@ def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...]
     return tuple(graphs), unreadable
 
 
-# A log as the original's second version reads it: progress-bar lines of one trainer. Its faults are
-# kept: numbers end at an `e`, the documented form `throughput: 150.5` is not recognised,
-# consecutive equal values count once, and the last time stamp is the last one that was new.
+# Reads a log as the original's second version does: progress-bar lines of one trainer. Its faults
+# are kept: numbers end at an `e`, the documented form `throughput: 150.5` is not recognised,
+# consecutive equal values count once, and repeated time stamps are ignored, also at the end.
 
 
 _NUMBER = r"([\d.]+)"
@@ -308,7 +308,7 @@ _NAMES = (
 _BAR = re.compile(
     r"Epoch\s+(\d+):\s*\d+%\|[█▌\s]+\|\s*\d+/\d+" + "".join(rf".*?{n}={_NUMBER}" for n in _NAMES)
 )
-_LOSS, _STEP, _RATE = "reduced_train_loss", "global_step", "throughput"  # what it writes out
+_LOSS, _STEP, _RATE = "reduced_train_loss", "global_step", "throughput"  # reported by the original
 _SINGLE = {name: re.compile(f"{name}={_NUMBER}") for name in (_LOSS, _STEP, _RATE)}
 
 
@@ -348,7 +348,7 @@ def read_original_log(path: str) -> LogSummary:
 
 
 def _printed(line: str) -> dict[str, str]:
-    """The values of a line by name, as text: of a progress bar, else one by one."""
+    """The values of a line by name, as text: of a progress bar, else each found by itself."""
     if bar := _BAR.search(line):
         return dict(zip(_NAMES, bar.groups()[1:], strict=True))
     singles = {name: pattern.search(line) for name, pattern in _SINGLE.items()}
@@ -356,7 +356,7 @@ def _printed(line: str) -> dict[str, str]:
 
 
 def _numbers(text: str) -> list[float]:
-    """The number that a text is; empty if it is none."""
+    """The text as a number, in a list; an empty list if it is not one."""
     try:
         return [float(text)]
     except ValueError:
@@ -364,7 +364,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _statistics(values: list[float]) -> tuple[float | None, float | None, float | None, int]:
-    """Average, least, most and count."""
+    """Mean, minimum, maximum and count."""
     if not values:
         return None, None, None, 0
     return sum(values) / len(values), min(values), max(values), len(values)
@@ -379,7 +379,7 @@ _BATCHED_RIGHT, _CONTRACTED_RIGHT = 4, 2  # dimension numbers of a dot's right o
 
 
 class OriginalCount(NamedTuple):
-    """What it counts in a file, and how many kernel configurations it could not read."""
+    """MACs that the original counts in a file, and the kernel configurations it can't read."""
 
     macs: int
     nki_macs: int
@@ -387,7 +387,7 @@ class OriginalCount(NamedTuple):
 
 
 def original_count(path: str) -> OriginalCount:
-    """Count a file. ValueError with its one-line reason where the original fails."""
+    """Count a file's MACs. ValueError with a one-line reason where the original fails."""
     with Path(path).open("rb") as stream:
         if not Path(path).stat().st_size:
             return OriginalCount(0, 0, 0)
@@ -426,10 +426,10 @@ def _is_kernel(call: Instruction) -> bool:
 
 
 def _dot(dot: Instruction, by_id: dict[int, Instruction]) -> int:
-    """Batch x free left x contracted x free right, from the operands' shapes."""
+    """MACs of a dot: batch x free left x contracted x free right sizes of its operands."""
     operands = dot.operand_ids
     if len(operands) != 2 or any(operand not in by_id for operand in operands):
-        raise ValueError(f"a dot whose operands {operands} are not in its computation")
+        raise ValueError(f"a dot has operands {operands} that are not in its computation")
     left, right = (by_id[operand].shape.dimensions for operand in operands)
     numbers = dot.part(proto.DOT_DIMENSIONS)
     taken = {
@@ -441,7 +441,7 @@ def _dot(dot: Instruction, by_id: dict[int, Instruction]) -> int:
 
 
 def _stated(call: Instruction) -> int | None:
-    """The kernel's own `mac_count`, 0 without one; None where its configuration can't be read."""
+    """A kernel's stated `mac_count`, 0 without one; None if its configuration can't be read."""
     try:
         config = base64.b64decode(call.encoded(proto.BACKEND_CONFIG))
         return int(json.loads(config).get("mac_count", 0))

@@ -11,9 +11,9 @@ The original ran a forward pass under torch.profiler: that counts a third of a t
 best, leaves the model in eval mode, and adds its time to the next step. It assumed an A100's peak
 for unknown GPUs and clamped MFU at 1. Here the model is not run: FLOPs are counted from its
 configuration or, without one, on tensors without memory. A step lasts from the end of one call to
-the start of the next. Unknown values are nan, with one warning, never 0. A wrong option is refused
-when the monitor is made; after that nothing raises into the training.
-docs/from-training-monitor.md has the rest.
+the start of the next. Unknown values are nan, with one warning, never 0. A wrong option raises when
+the monitor is made; after that nothing raises into the training. docs/from-training-monitor.md
+lists all differences.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops
 # -- settings --------------------------------------------------------------------------------------
 # The documented key, `monitoring.flops_profile_freq`, was never read by the original, which read
 # `monitor.freq`. Here every spelling is read, the nearest to the caller first. Without a batch size
-# in the configuration it is unknown, not 32. A value that is no whole number above 0 is refused.
+# in the configuration it is unknown, not 32. A value that is not a whole number above 0 raises.
 
 Config: TypeAlias = Mapping[str, Any]
 
-_NO_ACCUMULATION = "gradient accumulation is not known, so nor are the tokens of a step"
+_NO_ACCUMULATION = "gradient accumulation is unknown, and so are the tokens of a step"
 _PROFILE_FREQ = 500
 _ARGUMENT = "the argument flops_profile_freq"
 _PROFILE_KEYS = (
@@ -74,7 +74,7 @@ _PROFILE_KEYS = (
 _ACCUMULATION_KEYS = tuple(
     f"{section}gradient_accumulation_steps" for section in ("deepspeed.", "training.", "")
 )
-# How often the original did what, in steps; and what it did that is not done here.
+# The original's intervals in steps; and keys of the original that are accepted but not used.
 _FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq": 200}
 _UNUSED = ("gpu_log_freq", "progress_update_freq", "eval_log_freq")
 _MONITOR_KEYS = (*_PROFILE_KEYS, *(f"monitor.freq.{name}" for name in (*_FREQUENCIES, *_UNUSED)))
@@ -82,7 +82,7 @@ _MONITOR_KEYS = (*_PROFILE_KEYS, *(f"monitor.freq.{name}" for name in (*_FREQUEN
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
-    """The settings. None: the configuration does not say. UsageError for a wrong value."""
+    """The monitor's settings. None: not in the configuration. UsageError for a wrong value."""
 
     flops_profile_freq: int
     flops_profile_freq_from: str
@@ -133,7 +133,7 @@ class MonitorSettings:
 
 
 def _check_sections(config: Config | None) -> None:
-    """Report keys of the monitor's sections that are not read. UsageError for no mapping."""
+    """Warn of keys in the monitor's sections that are not read. UsageError for no mapping."""
     for section in ("monitoring", "monitor", "monitor.freq"):
         keys = _at(config, section)
         if not isinstance(keys, Mapping | None):
@@ -153,7 +153,7 @@ def _number_at(config: Config, *keys: str, otherwise: str = "") -> tuple[int | N
 
 
 def _whole_number(value: Any, key: str) -> int:  # noqa: ANN401  any JSON value
-    """An integer of 1 or more, also from text. UsageError for anything else."""
+    """The value, or its text, as an integer of 1 or more. UsageError for anything else."""
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and float(value) == int(value) >= 1:
             return int(value)
@@ -161,9 +161,9 @@ def _whole_number(value: Any, key: str) -> int:  # noqa: ANN401  any JSON value
 
 
 def _deepspeed(section: object) -> tuple[Config, str]:
-    """DeepSpeed's own configuration, without what is "auto"; or why it can't be read.
+    """DeepSpeed's own configuration, without values of "auto"; or why it can't be read.
 
-    It is inline, or in the file named here.
+    `section` is the configuration itself, or the path of its JSON file.
     """
     loaded = section
     try:
@@ -191,13 +191,13 @@ def _mapping(value: object) -> Config:
 # A missing value is left out of the row: 0 would lower every mean.
 
 _AXIS = "step"
-_PROJECT = "qwen_classification"  # the original's, where the configuration names none
+_PROJECT = "qwen_classification"  # the original's default
 
 
 class WandbRows(Guarded):
     """Sends rows to the script's W&B run where it has one, else to a new one.
 
-    An error of wandb ends the rows, and nothing else.
+    An error of wandb stops the rows, and nothing else.
     """
 
     stops = "no rows to W&B"
@@ -227,7 +227,7 @@ class WandbRows(Guarded):
 
     @guarded
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Add to the row of a step. None values are left out."""
+        """Add values to the row of a step. None values are left out."""
         if self._run is None:
             return
         row = {name: value for name, value in values.items() if value is not None}
@@ -237,7 +237,7 @@ class WandbRows(Guarded):
 
     @guarded
     def finish(self) -> None:
-        """End the run, if it was made here."""
+        """End the W&B run, if it was made here."""
         run, self._run = self._run, None
         if run is not None and self._is_own:
             run.finish()
@@ -254,9 +254,9 @@ _GROWN_FRAC = 0.1
 
 
 class TrainingLog(Guarded):
-    """Owns both files, from the first step. Files of an earlier training are moved aside.
+    """Writes training_log.json and its steps file. Files of an earlier training are moved aside.
 
-    A disk that fails ends it, with one line, and nothing else.
+    If the disk fails, it prints one line and writes no more.
     """
 
     def __init__(self, path: Path, *, save_every: int) -> None:
@@ -272,13 +272,13 @@ class TrainingLog(Guarded):
 
     @guarded
     def prepare(self) -> None:
-        """Make the folder, and see that files can be made in it."""
+        """Make the folder, and check that files can be made in it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=self.path.parent).close()
 
     @guarded
     def append(self, entry: dict[str, Any]) -> None:
-        """Add a step."""
+        """Append a step's entry to the steps file."""
         self.recent.append(entry)
         self._open().write(_line(entry))
         self._count += 1
@@ -309,7 +309,7 @@ class TrainingLog(Guarded):
 
     @guarded
     def close(self) -> None:
-        """Close the file."""
+        """Close the steps file."""
         if self._steps is not None:
             self._steps.close()
 
@@ -328,7 +328,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """An entry as JSON: non-finite values are null, and named beside."""
+    """An entry as a line of JSON: non-finite values are null, with their text in `not_finite`."""
     odd = {n: str(v) for n, v in entry.items() if isinstance(v, float) and not math.isfinite(v)}
     if odd:
         entry = {**entry, **dict.fromkeys(odd), "not_finite": odd}
@@ -347,21 +347,21 @@ class Masked:
     rows: int = 0
     computed: int = 0
     real: Any = 0
-    squares: Any = 0  # sum over rows of their length squared: what attention pays for
+    squares: Any = 0  # sum over rows of their length squared: the cost of attention
     fetch: Fetch | None = None
     absent: str = ""  # why there are no sums
 
     @classmethod
     def of(cls, mask: Any, *, fetched: bool) -> Masked:  # noqa: ANN401  a tensor, array or list
-        """The sums of a mask, if it has rows of tokens. `fetched`: they will be read."""
+        """The sums of a mask, if it has rows of tokens. `fetched`: copy them from the device."""
         if mask is None:
-            return cls(absent="no attention_mask was given to log_step: no tokens are known")
+            return cls(absent="no attention_mask was given to log_step: its tokens are unknown")
         with suppress(TypeError, ValueError, RuntimeError):
             mask = torch.tensor(mask) if isinstance(mask, list | tuple) else mask
         shape = tuple(getattr(mask, "shape", ()))
         if not 1 <= len(shape) <= 2 or 0 in shape:
             what = " ".join(f"{mask!r:.60}".split())
-            return cls(absent=f"attention_mask is {what}, not rows of 0 and 1 of one length")
+            return cls(absent=f"attention_mask is {what}, not rows of 0 and 1 of equal length")
         rows, length = (1, int(shape[0])) if len(shape) == 1 else (int(shape[0]), int(shape[1]))
         lengths = (mask != 0).sum(-1)
         real, squares = lengths.sum(), (lengths * lengths).sum()
@@ -371,7 +371,7 @@ class Masked:
         return cls(rows, rows * length, real, squares, fetch)
 
     def counts(self, micro_steps: int) -> Counts:
-        """The counts, as a Training takes them."""
+        """The counts of a step of so many equal micro-batches, for a `Training`."""
         each = (self.computed, self.rows, self.real, self.squares)
         computed, rows, real, squares = (micro_steps * amount for amount in each)
         return Counts(computed, samples=rows, real=real, loss=None, squares=squares)
@@ -408,13 +408,13 @@ class TrainingMonitor(Guarded):
         dtype: str | None = None,
         peak_flops_per_s: float | None = None,
     ) -> None:
-        """`model` is needed for MFU; `dtype` is that of products, where its weights do not tell.
+        """`model` is needed for MFU. `dtype` is the precision of matrix products, for fp32 weights.
 
-        `peak_flops_per_s` is the dense peak of one device, where the table does not know it.
+        `peak_flops_per_s` is the dense peak of one device, if the table of peaks lacks it.
         UsageError for a wrong option.
         """
         if model is not None:
-            knowledge(model)  # which refuses what is no model
+            knowledge(model)  # raises for a wrong type
         self.config: Mapping[str, Any] = config if config is not None else {}
         self.settings = MonitorSettings.of(
             config, flops_profile_freq=flops_profile_freq, world=world_size()
@@ -478,7 +478,7 @@ class TrainingMonitor(Guarded):
         *,
         real_time_flops: float | None = None,
     ) -> None:
-        """An optimizer step is over. It began at the end of the last call."""
+        """Log an optimizer step that has just ended. It began at the end of the last call."""
         end_ns = time.monotonic_ns()
         self._begin()
         number = _int(step)
@@ -512,7 +512,7 @@ class TrainingMonitor(Guarded):
     def log_epoch(
         self, epoch: int, avg_loss: float, elapsed_time: float, current_step: int | None = None
     ) -> None:
-        """An epoch is over."""
+        """Log an epoch that has just ended."""
         self._settle()
         entry = {"epoch": _int(epoch), "avg_loss": _float(avg_loss)}
         entry |= {"elapsed_time": _float(elapsed_time), "timestamp": time.time()}
@@ -530,7 +530,7 @@ class TrainingMonitor(Guarded):
         eval_accuracy: float | None = None,
         additional_metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """An evaluation is over. After `log_step` of the same step its time belongs to no step."""
+        """Log an evaluation. After `log_step` of the same step, its time belongs to no step."""
         self._settle()
         if self._start_ns is not None and step == self._last_step:
             self._training.phase_over("eval", self._start_ns)
@@ -606,10 +606,10 @@ class TrainingMonitor(Guarded):
     # -- inside -----------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """Report a call that failed, once for each kind of error. The next ones are logged."""
-        message = f"TrainingMonitor: not logged, as other such calls: {reason_of(error)}"
+        """Print that a call failed, once for each class of error. Later calls are still logged."""
+        message = f"TrainingMonitor: a call was not logged: {reason_of(error)} (printed once)"
         warn_once(message, about=f"TrainingMonitor {type(error).__name__}")
-        self._start_ns = None  # it may have been a step's call
+        self._start_ns = None  # the call may have begun or ended a step
 
     @property
     def _total_s(self) -> float:
@@ -634,7 +634,7 @@ class TrainingMonitor(Guarded):
         self._start_ns = time.monotonic_ns()
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Finish the steps whose tokens are here, in order."""
+        """Log the waiting steps whose token counts have arrived, in order."""
         while self._waiting:
             entry, masked, skip_wandb = self._waiting[0]
             if not (wait or masked.is_here):
@@ -674,7 +674,7 @@ class TrainingMonitor(Guarded):
         optimizer step: FLOPs and their rate of this rank's device, tokens and samples of all ranks.
         """
         if step_s is None or step_s <= 0:
-            absent = Missing("how long this step took is not known")
+            absent = Missing("the duration of this step is unknown")
             return dict.fromkeys(("step_time", "mfu", "tokens_per_second"), absent)
         figures: dict[str, Amount] = {"step_time": step_s, "steps_per_second": 1 / step_s}
         micro_steps, world = self.settings.micro_steps, world_size()
@@ -686,9 +686,9 @@ class TrainingMonitor(Guarded):
             figures["tokens_per_second"] = tokens * world / step_s
             figures["actual_seq_length"] = real / masked.rows
             if self.model_ref is None:
-                raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
+                raise NotMeasurable("no model was given: TrainingMonitor(..., model=model)")
             facts = knowledge(self.model_ref)
-            # Attention grows with the square of a length: the one length that all rows could have.
+            # Attention grows with the square of the length: take the mean weighted by tokens.
             flops = tokens * facts.token_flops(self.model_ref, squares / real)
             self._counted = facts.counted
             figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
@@ -707,7 +707,7 @@ class TrainingMonitor(Guarded):
     def _lookup_peak(self) -> float:
         dtype = self._dtype or (knowledge(self.model_ref).dtype if self.model_ref else None)
         if dtype is None:
-            warn_once("weights in fp32: products are taken to be in bf16; pass dtype=")
+            warn_once("weights in fp32: matrix products are assumed to be in bf16; pass dtype=")
         return _peak_of(None, dtype or "bf16")
 
 
@@ -747,9 +747,9 @@ def calculate_mfu_with_profiler(
     """MFU of a training step of `batch_size` sequences on one device, in `step_time` seconds.
 
     nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong. `dtype` is
-    what products are computed in (bf16, fp16, tf32, fp32, ...): that of the weights if not given;
-    of fp32 weights it can't be seen, so bf16 as under autocast is assumed, with one warning.
-    `peak_flops_per_s` is the dense peak to divide by, where it is not to be the table's.
+    the precision of matrix products (bf16, fp16, tf32, fp32, ...); left out, it is that of the
+    weights. With fp32 weights, bf16 (autocast) is then assumed, with one warning.
+    `peak_flops_per_s` is the dense peak to divide by, instead of the table's.
     """
     batch_size = _whole_number(batch_size, "batch_size")
     seq_length = _whole_number(seq_length, "seq_length")
@@ -764,7 +764,7 @@ def calculate_mfu_with_profiler(
     peak = peak_flops_per_s or get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
     if dtype is None and facts.dtype is None and not (peak_flops_per_s or math.isnan(peak)):
         _warn_once(
-            "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
+            "weights in fp32: matrix products are assumed to be in bf16 (autocast); pass dtype="
         )
     return flops / step_time / peak
 
@@ -780,16 +780,16 @@ def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") 
 def _peak_of(device: int | str | None, dtype: str) -> float:
     if device is None or isinstance(device, int):
         if not torch.cuda.is_available():
-            raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
+            raise NotMeasurable("no CUDA device here, so no known peak; pass peak_flops_per_s=")
         device = torch.cuda.get_device_name(device)
     return table_peak(device, dtype).flops_per_s
 
 
 class _ModelFacts:
-    """FLOPs of one sequence by its length, while the same parameters are trained.
+    """A model's FLOPs per sequence by length, valid while the same parameters are trained.
 
-    Walking through a model's modules takes a millisecond, so its parameters are cached. Adding an
-    adapter freezes the others, which is detected too.
+    Walking through a model's modules takes a millisecond, so its parameters are cached. `knowledge`
+    makes new facts if parameters were frozen since, as when an adapter is added.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -801,16 +801,16 @@ class _ModelFacts:
         self.dtype = next((_SHORT[dtype] for dtype in _SHORT if dtype in dtypes), None)
 
     def sequence_flops(self, model: nn.Module, seq_length: int) -> float:
-        """FLOPs of a sequence, counted at the first call for a length."""
+        """FLOPs of a sequence of this length, counted once and cached."""
         if seq_length not in self._flops:
             self._flops[seq_length], self.counted = _sequence_flops(model, seq_length)
         return self._flops[seq_length]
 
     def token_flops(self, model: nn.Module, length: float) -> float:
-        """FLOPs of a token, interpolated between powers of two of the length.
+        """FLOPs per token, interpolated between the powers of two around the length.
 
-        A line between those is exact where attention sees all that is before it: FLOPs of a token
-        grow linearly then. So few lengths are ever counted, whatever lengths a training has.
+        This is exact with full attention, where FLOPs per token grow linearly with the length. So
+        few lengths are ever counted, whatever lengths a training has.
         """
         below = 1 << math.floor(math.log2(max(1.0, length)))
         low = self.sequence_flops(model, below) / below
@@ -824,7 +824,7 @@ class _ModelFacts:
         return low + (high - low) * (length - below) / below
 
     def now_trained(self) -> int:
-        """How many parameters are trained now: others than before where some were frozen."""
+        """The number of parameter tensors that require gradients now; freezing changes it."""
         return sum([parameter.requires_grad for parameter in self._parameters])
 
 
@@ -839,7 +839,7 @@ def knowledge(model: nn.Module) -> _ModelFacts:
 
 
 def _sequence_flops(model: nn.Module, seq_length: int) -> tuple[float, str]:
-    """The FLOPs, and how they were counted."""
+    """The FLOPs of a sequence, and how they were counted."""
     try:
         work, _ = model_work(model, seq_length)
     except ErgmeterError:  # no configuration, or a family that is not known: run it

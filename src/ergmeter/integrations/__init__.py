@@ -1,1 +1,1 @@
-"""Ways into training loops that are there already. Each is thin: it calls what is below."""
+"""Integrations: each measures an existing training loop or framework with a `Meter`."""

@@ -32,7 +32,7 @@ class Counts:
     samples: Amount  # sequences
     real: Amount  # positions that are not padding
     loss: Amount  # positions that the loss is taken at
-    squares: Amount  # sum over sequences of their length squared: what attention pays for
+    squares: Amount  # sum over sequences of their length squared: the cost of attention
 
     @property
     def laters(self) -> list[Later]:
@@ -62,9 +62,9 @@ def count_samples(values: Sequence[Any]) -> Counts | None:
 def count_tokens(batch: object, *, shifts: bool = True) -> Counts | None:
     """The counts of one batch, or None if there are no tokens in it.
 
-    `shifts`: labels are the inputs, and the model moves them by one, as causal models of
-    transformers do; the first position of a row then bears no loss. The targets of a pair without
-    names, (inputs, targets), are taken to be moved already: such loops compare them as they are.
+    `shifts`: the model shifts the labels by one, as causal models of transformers do; the first
+    position of a row then has no loss. In a pair without names, (inputs, targets), the targets are
+    assumed to be shifted already.
     """
     if isinstance(batch, Mapping):  # a BatchEncoding is one too
         parts = {str(name): value for name, value in batch.items() if hasattr(value, "shape")}
@@ -72,8 +72,8 @@ def count_tokens(batch: object, *, shifts: bool = True) -> Counts | None:
         parts, shifts = _unnamed(batch), False
     names = [name for name in parts if name.endswith(_IDS)]
     if _PROMPT in names and len(names) > 1:
-        # TRL before 1.0: answers with labels hold the prompt too; those without are put together
-        # with it later, into how many positions is not known here.
+        # TRL before 1.0: answers with labels include the prompt. Those without are joined with it
+        # later, so their number of positions is not known here.
         if not any(name.endswith("labels") for name in parts):
             return None
         names.remove(_PROMPT)
@@ -116,10 +116,10 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
 
 
 def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  tensors
-    """Real positions, sequences and the sum of squared lengths, by positions that restart at 0.
+    """Real positions, sequences and sum of squared lengths of packed rows, by their position ids.
 
-    1 + 3 + 5 + ... is a square. Zeros at the end of a row fill it up to a length; a last sequence
-    of one token looks the same, and there is nothing to learn from it either.
+    Position ids restart at 0 in each sequence. 1 + 3 + 5 + ... (n terms) is n squared. Zeros at the
+    end of a row are padding; a last sequence of one token looks the same, and trains nothing.
     """
     moved = (positions != 0).cumsum(-1)
     is_real = (positions != 0) | (moved != moved[..., -1:])
@@ -135,10 +135,10 @@ def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool)
     if labels is not None:
         if not _fits(labels, ids) and (shifts or not _are_targets(labels, ids)):
             return None
-        # -100 or -1, or what else a loss is told to ignore: no class is below 0.
+        # Ignored labels are -100, -1 or another number below 0: no class is.
         borne = _near(labels) >= 0
     else:
-        # TRL's preference trainers make the labels later, of what this mask leaves.
+        # TRL's preference trainers make the labels later, from what this mask selects.
         completion: Any = _fitting(parts, f"{prefix}completion_mask", ids)
         if completion is None:
             return None
@@ -207,7 +207,7 @@ def _is_traced(kind: type) -> bool:
 
 
 def _fitting(parts: Mapping[str, Any], name: str, ids: Any) -> Any:  # noqa: ANN401
-    """The part of this name, if there is one of the shape of the ids."""
+    """The batch's tensor `name` if it has the shape of `ids`, else None."""
     value = parts.get(name)
     return _near(value) if value is not None and _fits(value, ids) else None
 
@@ -217,8 +217,8 @@ def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
 
 
 def _near(value: Any) -> Any:  # noqa: ANN401
-    """A torch tensor in host memory as the numpy array it shares it with, which counts ten times
-    as fast; whatever else as it is."""
+    """A torch tensor in host memory as a numpy array, which counts ten times as fast. Other values
+    are returned unchanged."""
     if value is None or getattr(getattr(value, "device", None), "type", None) != "cpu":
         return value
     try:

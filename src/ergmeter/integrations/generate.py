@@ -48,12 +48,12 @@ _CUDA = "from the call of generate; CUDA events, after each token"
 def measure(model: Any, meter: Meter) -> Measured:  # noqa: ANN401  any model that generates
     """Record every `model.generate(...)` in the meter's run, from here on.
 
-    Gives something to undo it with: `measure(...).remove()`, or `with measure(...):`.
+    To stop, call `measure(...).remove()`, or use `with measure(...):`.
     """
     if not callable(getattr(model, "generate", None)):
         raise UsageError(f"a {type(model).__name__} has no generate; pass a model of transformers")
     if "generate" in vars(model) or model in _measured:
-        raise UsageError("this model's generate is measured, or replaced, already")
+        raise UsageError("this model's generate is already measured, or was replaced")
     return Measured(model, meter)
 
 
@@ -88,7 +88,7 @@ class Measured:
         self._meter = meter
         self._numbers = count()
         self._reported: set[str] = set()
-        self.is_inside = False  # of a class that calls the generate of the one it is made from
+        self.is_inside = False  # within a call: a subclass's generate may call its base class's
         _wrap_generate(type(model))
         _measured[model] = self
 
@@ -107,7 +107,7 @@ class Measured:
     def generated(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:  # noqa: ANN401  whatever generate gives
-        """Generate, and record it. An error of ours becomes a mark."""
+        """Call `original` and record the generation. An exception of ergmeter becomes a mark."""
         asked = times = None
         with self._until_it_fails():
             asked, times = self._prepared(arguments, options)
@@ -130,7 +130,7 @@ class Measured:
     def _prepared(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[_Asked | None, _Times | None]:
-        """The call's arguments and the clock of its tokens; or None and a mark with the reason."""
+        """The call's arguments and the clock of its tokens; two Nones if it can't be measured."""
         asked = _Asked(self._model(), _by_name(arguments, options))
         why_not = asked.why_not
         if why_not:
@@ -142,7 +142,7 @@ class Measured:
 
     @contextmanager
     def _until_it_fails(self) -> Iterator[None]:
-        """A context in which an error becomes a mark."""
+        """A context in which an exception becomes a mark."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  the user generates: never break that
@@ -192,7 +192,7 @@ class Measured:
     def _record(self, record: Step | Reported | Mark) -> None:
         try:
             self._meter.record(record)
-        except UsageError as error:  # a closed Meter is no reason to lose what was generated
+        except UsageError as error:  # a closed Meter must not lose the generated tokens
             message = f"generate is not measured: {error}"
             if message not in self._reported:
                 self._reported.add(message)
@@ -232,9 +232,9 @@ class _Asked:
         """Why the times of single tokens can't be measured; empty if they can."""
         beams = self._option("num_beams") or 1
         if beams > 1:
-            return f"num_beams={beams}: beams are weighed against each other, no token is final"
+            return f"num_beams={beams}: in beam search no token is final before the end"
         if self._inputs is None:
-            return "no input_ids or inputs_embeds: how many tokens the prompt has is not known"
+            return "no input_ids or inputs_embeds: the number of prompt tokens is unknown"
         return ""
 
     @property
@@ -291,7 +291,7 @@ class _Asked:
 
 @dataclass
 class _Times:
-    """A stopping criterion that never stops: called after each token, by the host's clock."""
+    """A stopping criterion that never stops: it stores the host's time after each token."""
 
     lengths: list[int] = field(default_factory=list)  # of the sequences, at each call
     start_ns: int = field(default_factory=monotonic_ns)
@@ -303,7 +303,7 @@ class _Times:
         return False
 
     def tokens_ns(self) -> list[int]:
-        """The time of each call's token."""
+        """The time at each call of this criterion, when its token was there."""
         return self._stamps
 
     def reached_ns(self, tokens_ns: list[int], length: int) -> int:

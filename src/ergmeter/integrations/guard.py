@@ -31,7 +31,7 @@ class Stopping:
     """Decides after each step whether a training is to end."""
 
     def __init__(self, *meters: Meter | None) -> None:
-        """`meters` are those that the training's callback was given."""
+        """`meters` are the Meters that the training's callback was given."""
         present = [meter for meter in meters if meter is not None]
         self._asks = any(meter.plan.alerts and meter.plan.alerts.stop_on for meter in present)
 
@@ -47,7 +47,7 @@ class Stopping:
         except (RuntimeError, ValueError) as error:
             self._asks = False
             if meter is not None:
-                why = f"ranks can't be asked ({type(error).__name__}: {error})"
+                why = f"the ranks can't agree ({type(error).__name__}: {error})"
                 meter.mark("stop_failed", f"{why}: no alert ends this training")
             return False
 
@@ -56,7 +56,7 @@ def any_rank(wanted: bool, device: Any = None) -> bool:  # noqa: ANN401  torch's
     """True if any rank wants to stop."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
-        return False  # ranks that can't be asked: to end alone is worse than to go on
+        return False  # the ranks can't agree: ending alone is worse than going on
     on_gpu = "nccl" in str(torch.distributed.get_backend())
     vote = torch.tensor([int(wanted)], device=device or ("cuda" if on_gpu else "cpu"))
     torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
@@ -81,7 +81,7 @@ class Guarded:
         return not self.enabled or bool(self.failed)
 
     def fail(self, error: Exception) -> None:
-        """A guarded method has failed: print one line on stderr."""
+        """Print one line on stderr: a guarded method has raised this error."""
         self.failed = reason_of(error)
         warn_once(f"{self.stops or f'{type(self).__name__} stopped'}: {self.failed}")
 
@@ -109,7 +109,7 @@ def reason_of(error: Exception) -> str:
 
 
 def warn_once(message: str, *, about: str = "") -> None:
-    """Print one line on stderr, the first time; once for all messages about the same."""
+    """Print one line on stderr, once per message, or once per `about` if that is given."""
     if (about or message) not in _warned:
         _warned.add(about or message)
         sys.stderr.write(f"ergmeter: {message}\n")

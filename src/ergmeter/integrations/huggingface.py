@@ -28,8 +28,8 @@ from ergmeter.meter import Meter
 from ergmeter.records import Phase
 from ergmeter.runlog.process_group import framework_layout
 
-# What a trainer spends time on that is no step. Whichever is called inside another belongs to that:
-# several sets are evaluated by calling oneself, and a checkpoint saves the model.
+# Methods of a trainer that are timed outside of steps. A nested call belongs to the outer one:
+# `evaluate` calls itself for several sets, and a checkpoint saves the model.
 _PHASES: dict[str, Phase] = {
     "get_batch_samples": "data",
     "evaluate": "eval",
@@ -37,12 +37,12 @@ _PHASES: dict[str, Phase] = {
     "save_model": "checkpoint",
 }
 _LOGGED = ("loss", "grad_norm", "learning_rate")
-# What products are computed in, as a Trainer's arguments call it, the shortest first.
+# The Trainer's arguments for the precision of matrix products, the shortest type first.
 _DTYPES = ("bf16", "fp16", "tf32")
 
 
 class ErgmeterCallback(TrainingCallback, TrainerCallback):
-    """Measures every training of a Trainer: a run each, or a share of the run around it."""
+    """Measures every training of a Trainer: in a run of its own, or in that of `erg record`."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         **options: Any,  # noqa: ANN401  as Meter takes them
     ) -> None:
         """`options` are those of `Meter`: name, warmup_steps, sinks, dtype, note, ...; and
-        `profile_steps`, so many of which torch's profiler is to look at.
+        `profile_steps`, the number of steps to run torch's profiler for.
 
-        `meter` is one that is measuring already or will be started; options go to that one then.
+        `meter` is a Meter to use, started or not; it has its own options, so give no others.
         """
         if meter is not None and (out is not None or options):
-            raise UsageError("give meter= or what to make one of, not both")
+            raise UsageError("give meter=, or out= and options for a new Meter, not both")
         # Wrong options raise now, not once the model is loaded.
         self._asked = meter or Training(out=out, **options).own
         self._prepare(looks_on=bool(options.get("looks_on")))
@@ -76,7 +76,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
     # -- events of the Trainer --------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """A training begins, or resumes from a checkpoint."""
+        """Begin the training, which may resume from a checkpoint."""
         self._stopping = Stopping(self._asked)
         try:
             self._begin(args, state, kwargs.get("model"))
@@ -84,12 +84,12 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
             self._over(f"not measured ({type(error).__name__}: {error})")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """The batches of a step have been fetched."""
+        """Begin a step: its batches have been fetched."""
         if self._training is not None:
             self._training.step_begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """The optimizer has stepped."""
+        """End a step: the optimizer has stepped."""
         if self._training is not None:
             self._training.step_end(micro_steps=self._micro_steps or None)
             self._micro_steps = 0
@@ -97,13 +97,13 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Metrics of the steps since the last log; not those of evaluations and of the end."""
+        """Store the logged loss of the last steps; logs of evaluations have none."""
         logs = kwargs.get("logs")
         if self._training is not None and logs and "loss" in logs:
             self._training.logged({name: logs[name] for name in _LOGGED if name in logs})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """The training has ended."""
+        """End the training."""
         self._over()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         trainer = _trainer_around(self)
         if state is self._state or not _tells(self, trainer):
             return  # added twice: once is enough
-        self._over("failed (it began again before its end)")
+        self._over("failed (another training began before its end)")
         self._state, self._trainer = state, trainer
         self._training = self._another()
         self._training.begin(model, first_step=state.global_step)
@@ -145,7 +145,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         if not self._counts_tokens:
             training.mark(
                 "tokens_not_counted",
-                "ranks share their batches (tensor, context, ...) and nobody says which: layout=",
+                "ranks share their batches (tensor, context, ...), which is unknown: pass layout=",
             )
         if _size_of(trainer, "cp_size") > 1 and training.meter is not None:
             # On context-parallel ranks `training_step` cuts the batch after we have counted it.
@@ -162,7 +162,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         setattr(self._trainer, name, ours)
 
     def _over(self, ended: str | None = None) -> None:
-        """The training has ended: restore the trainer's methods."""
+        """End the training, and restore the trainer's methods."""
         training, self._training = self._training, None
         for name, (ours, before) in self._replaced.items():
             if vars(self._trainer).get(name) is not ours:
@@ -210,7 +210,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         return call
 
     def _passed_on(self, called: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401
-        """Call it; an error ends the training, since a Trainer handles none."""
+        """Call the trainer's method. An exception ends the training: a Trainer handles none."""
         try:
             return called(*args, **named)
         except BaseException as error:  # the program's own, passed on: also when it is interrupted
@@ -239,7 +239,7 @@ def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Traine
 
 
 def _tells(callback: ErgmeterCallback, trainer: Any) -> bool:  # noqa: ANN401
-    """True for the one callback of several that records: the first that the user asked for."""
+    """True if this callback is the one that records: the first one that the user added."""
     if trainer is None:
         return True
     ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, ErgmeterCallback)]

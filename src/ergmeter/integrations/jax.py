@@ -54,10 +54,10 @@ class JaxTraining(LastRun, Guarded):
     ) -> None:
         """`meter` is used if given, else one that measures already, else one made of `options`.
 
-        `parameters` is the pytree that is trained, or how many numbers it holds. `flops` is the
-        train step as it is compiled, `train_step.lower(state, batch)`: its products are counted
-        from XLA's module, loops as often as they run. `micro_steps` batches make a step, as with
-        `optax.MultiSteps`.
+        `parameters` is the pytree that is trained, or its number of elements. `flops` is the
+        lowered train step, `train_step.lower(state, batch)`: its matrix products are counted in
+        XLA's module, those in a loop as often as it runs. `micro_steps` batches make a step, as
+        with `optax.MultiSteps`.
         """
         if micro_steps < 1:
             raise UsageError(f"micro_steps must be a whole number above 0; got {micro_steps!r}")
@@ -102,7 +102,7 @@ class JaxTraining(LastRun, Guarded):
         self._after()
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
-        """Loss, learning_rate, grad_norm of this step; arrays are not waited for."""
+        """Add loss, learning_rate, grad_norm to this step; arrays are not waited for."""
         self._logged |= values
 
     def phase(self, phase: Phase) -> Any:  # noqa: ANN401  a context
@@ -116,7 +116,7 @@ class JaxTraining(LastRun, Guarded):
         self._training.end(ended)
 
     def summary(self) -> Summary:
-        """Every metric of the run. Ends the training."""
+        """End the training, and return every metric of its run."""
         self.end()
         return super().summary()
 
@@ -170,7 +170,7 @@ class JaxTraining(LastRun, Guarded):
         ids = next((leaf for leaf in jax.tree.leaves(batch) if is_ids(leaf)), None)
         if self._shapes and flops:
             if ids is None or tuple(ids.shape) not in self._shapes:
-                flops, reason = (), "flops= was lowered for other batches than the first that came"
+                flops, reason = (), "flops= was lowered for another shape than the first batch's"
             else:
                 flops = (replace(flops[0], tokens_per_step=prod(ids.shape)),)
         if not flops and meter.plan.flops:  # the Meter was given some
@@ -192,7 +192,7 @@ def _number_of(parameters: Any) -> int | None:  # noqa: ANN401
 def _local(batch: Any) -> list[Any]:  # noqa: ANN401
     """The batch, or the rows that this process feeds where several feed one array.
 
-    A global array must not be computed with here: every process would have to, at the same time.
+    A computation on a global array would need all processes to do the same at the same time.
     """
     leaves, form = jax.tree.flatten(batch)
     if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
@@ -219,7 +219,7 @@ def _shapes(lowered: Any) -> set[tuple[int, ...]]:  # noqa: ANN401
 
 
 def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
-    """The FLOPs of the step that was lowered, or why there are none."""
+    """The FLOPs of a lowered train step, or the reason why there are none."""
     if lowered is None:
         return (), _NO_FLOPS
     if isinstance(lowered, Flops):
@@ -233,10 +233,10 @@ def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN4
     except FormatError as error:
         return (), str(error)
     if _AGAIN.encode() in module:
-        return (), "jax.checkpoint computes a part again, and that part can't be separated"
+        return (), "jax.checkpoint computes a part twice, and its FLOPs can't be separated"
     unknown = (*count.unknown_loops, *count.unknown_calls)
     if unknown:
-        return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"
+        return (), f"parts of the compiled step can't be counted: {', '.join(unknown)}"
     if count.scope == "shard_map":
         return (), (
             "products inside shard_map have one device's shapes, and those outside all devices':"
@@ -244,9 +244,9 @@ def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN4
         )
     assumptions = ["products of the train step as it was lowered; elementwise work is left out"]
     if count.uneven_branches:
-        assumptions.append("of a conditional the costliest branch: at most")
+        assumptions.append("a conditional counts as its costliest branch: an upper bound")
     if count.uncounted_calls:
-        assumptions.append(f"{', '.join(count.uncounted_calls)}: not counted, no matrix products")
+        assumptions.append(f"not counted: {', '.join(count.uncounted_calls)} (no matrix products)")
     flops = Flops(
         model_per_step=float(count.flops),
         convention="hlo",

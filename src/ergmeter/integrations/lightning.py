@@ -30,7 +30,7 @@ from ergmeter.units import NS_PER_S
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
 _ASKED_EVERY_NS = NS_PER_S
-_ON_EACH_STEP = "_step"  # what Lightning adds to the name of what it logs by the epoch too
+_ON_EACH_STEP = "_step"  # Lightning appends it to names that it logs by epoch too
 
 
 def _callback_class() -> Any:  # noqa: ANN401
@@ -69,17 +69,17 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
         self._training = None
         self._steps = 0
         self._eval_ns = 0
-        self._loss: Any = None  # of the step under way, as far as it was returned
-        self._losses = 0  # how many that is the sum of
+        self._loss: Any = None  # sum over the micro-batches of the step under way
+        self._losses = 0  # number of losses in that sum
         self._rate: float | None = None
         self._waits: Waits | None = None
         self._last_metrics: dict[str, Any] = {}
         self._asked_ns = 0
         self._counts_tokens = True
-        self._comes_late = False  # a module that takes the loader itself: its batch is known after
+        self._comes_late = False  # the module reads the loader itself: its batch is known later
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The arguments, from which a spawned process makes it again."""
+        """Pickle the arguments, from which a spawned process makes the callback again."""
         meter, options = self._arguments
         return partial(type(self), meter=meter, **options), ()
 
@@ -87,7 +87,7 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """The process group exists, and a checkpoint is restored with its step number."""
+        """Begin the training: the process group exists, and any checkpoint is restored."""
         self._clear()
         self._stopping = Stopping(self._arguments[0], self._next.own)
         first = next(
@@ -110,11 +110,11 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
         self._waits = Waits(training, lambda: bool(trainer.training))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """The training is done."""
+        """End the training."""
         self._end(trainer, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
-        """The training has failed, or was interrupted."""
+        """End the training, which has failed or was interrupted."""
         self._end(trainer, failure(exception))
 
     def _end(self, trainer: Any, ended: str | None) -> None:  # noqa: ANN401
@@ -132,7 +132,7 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
 
     @guarded
     def on_train_batch_start(self, trainer: Any, _module: Any, batch: Any, *_index: int) -> None:  # noqa: ANN401
-        """A micro-batch is on the model's device."""
+        """Begin a step, or go on with it: a micro-batch is on the model's device."""
         training = self._training
         if training is None:
             return
@@ -144,7 +144,7 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
             self._rate = trainer.optimizers[0].param_groups[0].get("lr")
 
     def on_train_batch_end(self, trainer: Any, _module: Any, *passed: Any) -> None:  # noqa: ANN401
-        """A micro-batch is done, and a step if the optimizer has stepped."""
+        """End a micro-batch, and the step if the optimizer has stepped."""
         outputs, batch, _index = passed
         self._batch_end(trainer, outputs, batch)
         # Not guarded, as ranks that train together must all come by here.
@@ -168,7 +168,7 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
         if self._loss is None:
             training.logged(self._newly_logged(trainer))
         else:
-            # Each was divided by how many there should be; the last of an epoch may be fewer.
+            # Lightning divides each by accumulate_grad_batches; an epoch may end with fewer.
             short = trainer.accumulate_grad_batches / self._losses
             training.logged({"loss": self._loss if short == 1 else self._loss * short})
         self._loss, self._losses = None, 0
@@ -198,12 +198,12 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
 
     @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """An evaluation begins."""
+        """Store when an evaluation begins."""
         self._eval_ns = time.monotonic_ns()
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """An evaluation ends; that of the sanity check precedes the training."""
+        """Record an evaluation that ends; the sanity check's precedes the training."""
         if self._training is not None:
             self._training.phase_over("eval", self._eval_ns)
         elif self.looks_on:
@@ -227,18 +227,18 @@ def _steps_planned(trainer: Any) -> float:  # noqa: ANN401
 
 
 def _is_same(value: Any, other: Any) -> bool:  # noqa: ANN401
-    """True if both are one number in memory: Lightning wraps it anew at each read."""
+    """True if both tensors share memory: Lightning returns a new object at each read."""
     return other is not None and value.data_ptr() == other.data_ptr()
 
 
 def _has_its_own_batches(trainer: Any) -> bool:  # noqa: ANN401
-    """True if each rank trains on other rows: as many data replicas as ranks."""
+    """True if each rank trains on rows of its own: as many data replicas as ranks."""
     sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return bool(sampler.get("num_replicas", trainer.world_size) == trainer.world_size)
 
 
 def _time_checkpoints(trainer: Any, training: Training) -> None:  # noqa: ANN401
-    """Time the method that writes all checkpoints: no hook says when it is done."""
+    """Time `save_checkpoint`, which writes all checkpoints: no hook is called at its end."""
     save = trainer.save_checkpoint
 
     @wraps(save)

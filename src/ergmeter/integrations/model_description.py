@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 # -- which training a process belongs to -----------------------------------------------------------
 # Two ranks that both call themselves 0 would be counted twice, and two trainings side by side in
-# one command would pass for ranks of one. So the group is asked of the framework, when the first
-# batch has come and the process group exists.
+# one command would be taken for two ranks of one training. So the framework is asked for the group,
+# after the first batch, when the process group exists.
 
 
 _trainings = itertools.count()
-_in_group = itertools.count()  # apart: a rank that has trained alone before is no other's number
+_in_group = itertools.count()  # counted apart: all ranks agree on it, also if one trained alone
 
 
 def training_identity(model: object = None) -> dict[str, Any]:
-    """Facts that tell this training from others in one run; its ranks agree on them."""
+    """Facts that distinguish this training from others in one run; its ranks share the id."""
     world = world_size()
     word = agreed_word(f"ergmeter/training/{next(_in_group)}") if world > 1 else None
     return {
@@ -83,17 +83,17 @@ def _model_sizes(model: object) -> dict[str, int]:
 
 # -- the model and its FLOPs -----------------------------------------------------------------------
 
-_STEPS = 2  # that are recorded
-_SHORT_S = 1.0  # a training that is over sooner is counted at its end, in this process if it may be
-_AT_THE_END_S = 10.0  # that a training which was shorter waits for it, at most
+_STEPS = 2  # recorded steps
+_SHORT_S = 1.0  # a shorter training is counted at its end, in this process where that is safe
+_AT_THE_END_S = 10.0  # the longest that the end of a training waits for the count
 _LOOK_S = 0.25
-_IDENTITY_S = 1.0  # that the end of a training waits for its name, at most
+_IDENTITY_S = 1.0  # the longest that the end of a training waits for its identity
 _WAITING = "the count of a step's FLOPs was not finished"
 # FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
 _LENGTHS_ALIKE_FRAC = 0.01
 _EQUAL_FRAC = 1e-6
 
-_left: list[threading.Thread] = []  # of trainings that another one followed
+_left: list[threading.Thread] = []  # threads of trainings that another one followed
 _written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
 
 
@@ -103,11 +103,11 @@ class Description:
     def __init__(self, meter: Meter, model: object, recorder: StepRecorder | None = None) -> None:
         """`recorder` records the module calls already, if given."""
         self.model = _weakly(model)  # weak: the program decides when its memory is freed
-        self.is_settled = False  # nothing is to be asked of the training's thread any more
+        self.is_settled = False  # nothing more is needed from the training's thread
         self._meter = meter
-        # By the user, who knows better; not by an earlier training of the same Meter.
+        # Declared by the user, and not written by an earlier training of the same Meter.
         self._declared_flops = () if meter.plan.flops is _written.get(meter) else meter.plan.flops
-        self._inside: InnerShapes | None = None  # looked at in a framework's first step
+        self._inside: InnerShapes | None = None  # only during a framework's first step
         self._layout: BatchLayout | None = None
         self._recorder = recorder or _recorder_of(model)
         self._is_framework = recorder is None
@@ -127,7 +127,7 @@ class Description:
         self._recorded_index = 0  # of the recorded step that is counted
         self._writer_id = ""
         self._identified = threading.Event()
-        self._is_left = False  # to the recorder, whatever is not counted yet
+        self._is_left = False  # `erg record` finishes the count
         self._reread: Callable[[float, float], tuple[Flops, ...]] | None = None
         self._length = 0.0
 
@@ -145,9 +145,9 @@ class Description:
             self._inside = InnerShapes(cast("Any", model))  # a module, as it has a recorder
 
     def in_model_layout(self, counts: list[Counts]) -> list[Counts]:
-        """Counts of a framework's batches, in the layout that the model takes.
+        """Correct the counts of a framework's batches to what the model is called with.
 
-        A batch may have a token more in each row than the model is given.
+        A batch may have one token more in each row than the model receives.
         """
         inside, self._inside = self._inside, None
         if inside is not None:
@@ -162,7 +162,7 @@ class Description:
         return counts if layout is None else [layout.applied(count) for count in counts]
 
     def step_over(self, counts: list[Counts], *, is_paused: bool = False) -> None:
-        """A step has ended. `is_paused`: calls until the next begins are not part of it."""
+        """End a step. `is_paused`: module calls before the next step begins are not recorded."""
         if self.is_settled:
             return
         self._amounts.append(StepAmounts.of(counts))
@@ -186,14 +186,14 @@ class Description:
         self._recorded.set()
 
     def drop(self) -> None:
-        """Stop: another model is trained."""
+        """Stop describing this model: another one is trained."""
         self._closing.set()
         self._settle()
 
     def finish(self, sums: TokenSums, *, waits: bool = True) -> None:
         """Wait for the FLOP count, for a bounded time; the training may go on.
 
-        Where another training begins in this process, `erg record` finishes it without a wait.
+        With `waits` false, under `erg record`, do not wait: `erg record` finishes the count.
         """
         if self._thread is None:
             return
@@ -244,13 +244,13 @@ class Description:
             self._ask_for_count()
 
     def _let_modules_go(self) -> None:
-        """Hold none of the program's modules, whatever failed."""
+        """Drop all references to the program's modules, so that they can be freed."""
         self._groups, self._outer = [], {}
         if self._recorder is not None:
             self._recorder.steps = []
 
     def _read_configuration(self, length: float) -> None:
-        """Count FLOPs of a model that is no torch module: a configuration, a tree of arrays."""
+        """Count the FLOPs of a model that is not a torch module: a configuration, say."""
         model = self.model()
         if model is not None and not self._declared_flops:
             self._length = length
@@ -277,7 +277,7 @@ class Description:
             failure = self._recorder.failure
             self._record = replace(
                 self._record,
-                not_counted=(*self._record.not_counted, f"after {failure}"),
+                not_counted=(*self._record.not_counted, f"calls after {failure}"),
                 reason=f"ergmeter failed to record the calls of a step ({failure})",
             )
         self._write()
@@ -298,7 +298,7 @@ class Description:
             remote.write_lengths(self._folder, self._all_lengths())
 
     def _begin_elsewhere(self) -> None:
-        """Have the step counted by the recorder around us, else by a process of our own."""
+        """Have another process count the step: `erg record` if it runs, else one started here."""
         run = self._meter.path
         if self._request is None or self._record is None:
             return
@@ -312,10 +312,10 @@ class Description:
                 remote.start(self._folder)
         except (OSError, RuntimeError) as error:  # the latter while Python shuts down
             self._folder = None
-            self._write(why_not=f"the counter can't be started ({error})")
+            self._write(why_not=f"the process that counts FLOPs can't be started ({error})")
 
     def _is_counted(self) -> bool:
-        """True once the count is here; writes it."""
+        """Write the count if it has arrived. True if it has."""
         result = remote.result(self._folder) if self._folder is not None else None
         if result is None:
             return False
@@ -371,7 +371,7 @@ class Description:
     def _labelled_ratio(self, sums: TokenSums) -> float:
         """Labelled positions per token over all steps, divided by those of the recorded step.
 
-        1 unless two recorded steps show that the products go by labels, and not by tokens.
+        1 unless two recorded steps show that FLOPs scale with the labels, and not with the tokens.
         """
         tokens = [amounts.tokens for amounts in self._amounts]
         steps = list(zip(self._labelled_flops, sums.first_losses, tokens, strict=False))
@@ -385,7 +385,7 @@ class Description:
         return sums.loss / sums.real / ((loss or 1) / (count or 1))
 
     def _count_lengths(self) -> None:
-        """Count again with the mean sequence lengths, which attention depends on."""
+        """Count FLOPs again with the mean sequence lengths, which attention depends on."""
         length = self._lengths.length
         if self._lengths == Lengths():
             return
@@ -402,11 +402,11 @@ class Description:
 
     @contextmanager
     def _until_it_fails(self) -> Iterator[None]:
-        """A context in which an error costs the run its FLOPs, with the reason."""
+        """A context: after an exception the run has no FLOPs, and the exception as the reason."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  the program's modules may fail in any way
-            why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
+            why = f"ergmeter failed to count FLOPs ({type(error).__name__}: {error})"[:500]
             if not self._declared_flops:
                 self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
                 self._meter._header(flops=[], no_flops=why)
@@ -450,7 +450,7 @@ def may_count_here() -> bool:
 
 
 def _has_recorder(run: Path) -> bool:
-    """True if `erg record` started this program, and counts FLOPs in its run."""
+    """True if `erg record` started this program and writes `run`: then it counts FLOPs too."""
     recorded = os.environ.get(fmt.RUN_VARIABLE)
     return bool(recorded) and Path(recorded or "") == run and (run / ".hook").is_dir()
 

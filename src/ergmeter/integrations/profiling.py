@@ -37,7 +37,7 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from ergmeter.meter import Meter
 
-AFTER = 10  # steps, so that what is compiled and tuned at the start is not what is seen
+AFTER = 10  # first steps that are not profiled: they include compilation and autotuning
 _WARMUP = 1  # the profiler's own: its first step is the slowest
 _ANOTHER = (
     "the program has a torch profiler of its own, and there can be one at a time: leave out either"
@@ -53,7 +53,7 @@ class Profile(Guarded):
 
     def __init__(self, meter: Meter, *, steps: int, after: int = AFTER) -> None:
         if steps < 1 or after < 0:
-            raise UsageError(f"a profile of {steps} steps after {after}: 1 or more after 0 or more")
+            raise UsageError(f"steps must be 1 or more, after 0 or more; got {steps} and {after}")
         self._meter = meter
         self._steps = steps
         self._after = after
@@ -63,7 +63,7 @@ class Profile(Guarded):
         self._profiler: Any = None  # from the warm-up to the last profiled step
         self._thread = 0  # the one that must end it
         self._start_ns = self._end_ns = 0  # of the steps that are profiled
-        self._ready_ns = self._held_ns = 0  # what it took at the start, and between steps
+        self._ready_ns = self._held_ns = 0  # the profiler's own time at the start, between steps
         self._unread: Path | None = None
 
     def __enter__(self) -> Profile:
@@ -75,11 +75,11 @@ class Profile(Guarded):
 
     @guarded
     def start(self) -> None:
-        """Prepare, before the first step."""
+        """Prepare to profile. Call it before the first step."""
         began_ns = time.monotonic_ns()
         self._is_on = True
         self._meter.mark("no_profile_yet", f"steps are profiled after the first {self._first}")
-        # The profiler loads all of it when it is made ready, 1 to 3 s in the midst of a training.
+        # The profiler imports it when it starts, which takes 1 to 3 s: not during the training.
         with suppress(ImportError, RuntimeError, OSError):
             importlib.import_module("torch._inductor.config")
         if self._after == 0:
@@ -88,7 +88,7 @@ class Profile(Guarded):
 
     @guarded
     def step(self) -> None:
-        """A step is over. Costs next to nothing except for profiled steps."""
+        """Call it at the end of each step. It is cheap, except around profiled steps."""
         if not self._is_on:
             return
         self._count += 1
@@ -102,10 +102,10 @@ class Profile(Guarded):
         self._held_ns += time.monotonic_ns() - self._end_ns
 
     def stop(self) -> None:
-        """End, after the last step, and read the trace."""
+        """Stop profiling, after the training's last step, and read the trace."""
         to_see = f"{self._steps} are" if self._steps > 1 else "1 is"
         reason = (
-            f"{self._count} steps were made, and {to_see} profiled after the first {self._first}"
+            f"{self._count} steps were run, and {to_see} profiled after the first {self._first}"
         )
         self.let_go(reason)
         self.read()
@@ -175,7 +175,7 @@ class Profile(Guarded):
         self._meter.mark("profile_unread", message)
 
     def is_over(self) -> bool:
-        """A failed profile can still be stopped and read."""
+        """False: a failed profile can still be stopped and read."""
         return False
 
     def fail(self, error: Exception) -> None:
@@ -191,13 +191,13 @@ class Profile(Guarded):
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with suppress(Exception), ExitStack() as ending:  # in the training: torch may fail
-                # Which the profiler does itself at its end, unless it fails.
+                # The profiler does this itself at its end, unless it fails.
                 ending.callback(autograd_profiler.KinetoStepTracker.erase_step_count, _COUNTED_AS)
                 profiler.__exit__(None, None, None)
 
 
 def _packed(path: Path) -> Path:
-    """Compress the trace to a tenth; returns it unchanged where there is no space for that."""
+    """Compress the trace and return its path; the original's if there is no space for that."""
     packed = path.with_name(f"{path.name}.gz")
     try:
         with path.open("rb") as plain, gzip.open(packed, "wb") as out:
@@ -212,8 +212,8 @@ def _packed(path: Path) -> Path:
 def _is_another() -> bool:
     """True if another profiler is on, or made and not yet closed.
 
-    One that waits for its turn, or warms up, is not "enabled". But each is counted from where it
-    is made to where it is closed, among those who count steps for torch.
+    A profiler in its wait or warm-up phase is not "enabled". But torch's step tracker lists each
+    one from its creation to its end.
     """
     made = autograd_profiler.KinetoStepTracker._step_dict
     is_on = autograd_profiler._is_profiler_enabled  # of any thread

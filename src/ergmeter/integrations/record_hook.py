@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 # -- values logged to TensorBoard, W&B or MLflow ---------------------------------------------------
 # At most one value a second is stored per name, so that the log stays bounded. A tensor on a device
-# is left there. Whatever fails here, the program's own call is made unchanged.
+# is left there. If something fails here, the program's own call is made all the same.
 
 _EVERY_NS = NS_PER_S
 _OURS = "ergmeter_taps"  # set on what we put in place of a tracker's function
 _MOST_NAMES = 1000
-_NOT_TRAINING = ("val", "eval", "test", "dev")  # how folders of a second writer are called
-# What loops call the loss of a step, where they do not call it that.
+_NOT_TRAINING = ("val", "eval", "test", "dev")  # folder names of a second writer, for evaluation
+# Other names that loops give the loss of a step.
 _LOSSES = {
     *("loss/train", "train loss", "training/loss"),
     *("training_loss", "losses/train", "loss_train"),
@@ -45,7 +45,7 @@ _LOSSES = {
 
 
 class Taps:
-    """Passes on values logged to trackers, at a bounded rate."""
+    """Records values that the program logs to TensorBoard, W&B or MLflow, at a bounded rate."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -99,7 +99,7 @@ class Taps:
         names: tuple[str, ...],
         values: Callable[[dict[str, Any]], Any],
     ) -> Callable[..., Any]:
-        """A tracker's function whose values are recorded too: by its arguments under `names`."""
+        """Wrap a tracker's function `log`: record what `values` reads from its arguments."""
 
         @wraps(log)
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -116,7 +116,7 @@ class Taps:
         return call
 
     def _tapping_init(self, wandb: Any, init: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401
-        """`wandb.init` under mode="disabled" returns a run with a `log` of its own."""
+        """Wrap `wandb.init`: with mode="disabled" its run has a `log` of its own to wrap."""
 
         @wraps(init)
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -135,14 +135,14 @@ class Taps:
 
 
 def _scalar(call: dict[str, Any]) -> dict[str, Any]:
-    """A scalar by its tag, under its writer's folder if there are several writers."""
+    """The logged scalar by its tag, prefixed with the writer's folder if that is not training."""
     folder = PurePath(str(getattr(call["self"], "log_dir", ""))).name
     prefix = f"{folder}/" if folder.lower().startswith(_NOT_TRAINING) else ""
     return {f"{prefix}{call['tag']}": call["scalar_value"]}
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401
-    """A number in host memory; None for one on a device."""
+    """The value as a float if it is a number in host memory, else None."""
     if isinstance(value, int | float):
         return None if isinstance(value, bool) else float(value)
     device = getattr(value, "device", None)
@@ -167,7 +167,7 @@ _attached: set[str] = set()
 
 
 def attach(name: str, module: ModuleType) -> None:
-    """Called when this library has just been imported."""
+    """Attach to a library that has just been imported."""
     _attached.add(name)
     if name == "torch":
         if _has_run():
@@ -189,7 +189,7 @@ def attach(name: str, module: ModuleType) -> None:
 
 
 def announce(name: str) -> None:
-    """Tell the recorder around us which library was attached, or what failed."""
+    """Write for `erg record` which library was attached, or what failed."""
     path = Path(os.environ.get(fmt.RUN_VARIABLE, "")) / ".hook" / str(os.getpid())
     with suppress(OSError), path.open("a") as file:
         file.write(f"attached\t{name}\n")
@@ -241,15 +241,15 @@ def _training() -> Training | None:
 
 
 def _has_run() -> bool:
-    """True if the run of the recorder around us still exists."""
+    """True if the run of the `erg record` around this program still exists."""
     run = os.environ.get(fmt.RUN_VARIABLE)
     return bool(run) and (Path(run or "") / ".hook").is_dir()
 
 
 def _get_ready() -> None:
-    """Import what a Meter needs when an optimizer is made, so that no step waits for it.
+    """Import what a Meter needs, once an optimizer is made, so that no step waits for it.
 
-    On a thread of ours it would hold the interpreter up all the same, in the first steps.
+    An import on another thread would hold the GIL during the first steps.
     """
     active_meters.hook()
     with suppress(Exception):  # in the user's program; the Meter will report what is wrong
@@ -300,7 +300,7 @@ def _time_outside(trainer: Any, method: str, phase: Phase) -> None:  # noqa: ANN
 
 def _add_to_trainer(trainer: Any, callback: type) -> None:  # noqa: ANN401
     if not any(isinstance(other, callback) for other in trainer.callback_handler.callbacks):
-        # Of a kind of its own: a program that adds another later would be warned of two.
+        # A class of its own: transformers warns if the program later adds one of the same class.
         unasked = type("ErgmeterLooksOn", (callback,), {"__doc__": callback.__doc__})
         trainer.add_callback(unasked(looks_on=True))
 

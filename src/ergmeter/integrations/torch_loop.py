@@ -6,8 +6,8 @@
     print(watched.summary().readings["throughput.tokens_per_s"])
 
 Steps are detected where the optimizer steps, tokens where the model is called. Evaluation, data
-loading and checkpoints are timed where torch does them. The loop is not changed and no device is
-waited for; `torch.steps` has the rules. The loss is not visible: pass it to
+loading and checkpoints are timed where torch does them. The loop is unchanged and never waits for a
+device; `integrations/torch/steps.py` has the rules. The loss is not visible: pass it to
 `watched.logged(loss=...)`.
 """
 
@@ -37,17 +37,17 @@ class Watched(LastRun):
     _is_closed: bool = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
-        """Values of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""
+        """Add loss, learning_rate, grad_norm to the last step. Tensors are not waited for."""
         self._training.logged(values)
 
     def mark(self, name: str, detail: str = "") -> None:
-        """Name this instant. `watched.mark("warmup_end")` ends the warm-up here."""
+        """Mark this instant in the run. `watched.mark("warmup_end")` ends the warm-up here."""
         self._training.mark(name, detail)
 
     def _last_meter(self) -> Meter:
         self._meter = self._training.meter or self._meter
         if self._meter is None and self._loop.off and not self._is_closed:
-            raise UsageError("another `watch` took the place of this one before a step: use that")
+            raise UsageError("a later `watch` replaced this one before any step: use the later one")
         if self._meter is None:
             raise UsageError("no optimizer has stepped since `watch`, so there is no run yet")
         return self._meter
@@ -74,8 +74,8 @@ class Watched(LastRun):
 def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched:  # noqa: ANN401
     """Measure the loop that is about to run in this process; `options` are a Meter's.
 
-    `model` is what the loop calls, in whatever it is wrapped, and `optimizer` what steps; left out,
-    both are found out when the first optimizer that was made after this line has stepped.
+    `model` is the module that the loop calls, wrapped or not, and `optimizer` the one that steps.
+    Left out, both are found when the first optimizer made after this line has stepped.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise UsageError(f"model must be a torch.nn.Module; got a {type(model).__name__}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MOST_UNSETTLED = 1_000_000  # steps that wait for numbers of a device: then it does not answer
 _MOST_EARLY = 64  # evaluations and saves before a training
-_TOO_MANY = f"the device has not said what {_MOST_UNSETTLED} steps held: it does not answer"
+_TOO_MANY = f"the device does not answer: {_MOST_UNSETTLED} steps wait for their numbers"
 
 
 class Training(Guarded):
@@ -52,11 +52,11 @@ class Training(Guarded):
     ) -> None:
         """`meter` is used if given, else one that measures already, else one made of `options`.
 
-        `profile_steps`: look at so many steps with torch's profiler, which makes them longer.
+        `profile_steps`: run torch's profiler for so many steps, which makes them longer.
         """
         is_count = isinstance(profile_steps, int) and not isinstance(profile_steps, bool)
         if not is_count or profile_steps < 0:
-            raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
+            raise UsageError(f"profile_steps must be an integer, 0 or more; got {profile_steps!r}")
         self.own = Meter(**options) if meter is None else None
         # True for the hook of `erg record`: any other Meter or callback has priority.
         self._looks_on = self.own is not None and self.own.looks_on
@@ -87,7 +87,7 @@ class Training(Guarded):
     ) -> None:
         """Begin the training, or resume it after `first_step` steps.
 
-        `recorder` records its module calls already, where there is one.
+        `recorder`, if given, records the training's module calls already.
         """
         if self.meter is not None:
             return
@@ -127,9 +127,9 @@ class Training(Guarded):
             self._model = Description(self.meter, model)
 
     def end(self, ended: str | None = None, *, is_followed: bool = False) -> None:
-        """End the training, and close a Meter of our own, whatever failed.
+        """End the training, and close the Meter if it was made here, whatever failed.
 
-        Where another training follows in this process, it does not wait for the FLOP count.
+        `is_followed`: another training begins in this process, so do not wait for the FLOP count.
         """
         meter = self.meter
         if meter is None or os.getpid() != self._pid:  # in a forked child it is the parent's
@@ -151,9 +151,9 @@ class Training(Guarded):
             meter.close(ended)
 
     def rest(self) -> None:
-        """After the last step: stay open for a last evaluation or save, without the model.
+        """After the last step: release the model, but stay open for a last evaluation or save.
 
-        The run ends with the process, or where another training begins in it.
+        The run ends with the process, or when another training begins in it.
         """
         if self.failed or self.meter is None or self.meter is not self.own:
             self.end()
@@ -169,7 +169,7 @@ class Training(Guarded):
 
     @guarded
     def step_begin(self) -> None:
-        """A training step begins, unless one is in progress."""
+        """Begin a training step, unless one is in progress."""
         if self._start_ns is None:
             self._let_go()
             if self._model is not None and not self._model.is_settled:
@@ -178,7 +178,7 @@ class Training(Guarded):
 
     @guarded
     def batch(self, batch: object) -> None:
-        """A micro-batch of the step in progress, as the model is given it."""
+        """Count a micro-batch of the step in progress, as the model receives it."""
         counts = count_tokens(batch, shifts=self._shifts) or count_samples(_values(batch))
         if counts is None:
             self._unknown = True
@@ -190,7 +190,7 @@ class Training(Guarded):
     def step_end(
         self, *, micro_steps: int | None = None, learning_rate: float | None = None
     ) -> None:
-        """The optimizer has stepped. Values logged later (`logged`) still reach this step."""
+        """End the step: the optimizer has stepped. Values logged later still belong to it."""
         end_ns = moment()
         if self._start_ns is None:
             return
@@ -246,28 +246,28 @@ class Training(Guarded):
 
     @guarded
     def extend(self, end_ns: int) -> None:
-        """The last step is not over: another optimizer has stepped for the same batch."""
+        """Extend the last step to `end_ns`: another optimizer has stepped for the same batch."""
         self._unsettled.extend(end_ns)
 
     @guarded
     def products_in(self, dtype: str | None) -> None:
-        """Set the precision of products, where neither the Meter nor the weights tell."""
+        """Set the precision of matrix products, unless the Meter has one."""
         meter = self.meter
         if dtype is not None and meter is not None and meter.plan.settings.dtype is None:
             meter._revise(settings=replace(meter.plan.settings, dtype=dtype))
 
     @guarded
     def step_cancelled(self) -> None:
-        """What began was no training step."""
+        """Drop the step in progress: it was not a training step."""
         self._start_ns = None
         self._counts = []
         self._unknown = False
 
     @guarded
     def logged(self, values: Mapping[str, Any]) -> None:
-        """Values that the framework logs for its last step: loss, learning rate, gradient norm.
+        """Add values that the framework logs to its last step: loss, learning rate, gradient norm.
 
-        A number may still lie on a device: it is looked at when it is written, not here.
+        A number that is on a device is read when the step is written, not here.
         """
         for name, value in values.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -292,7 +292,7 @@ class Training(Guarded):
 
     @guarded
     def mark(self, name: str, detail: str = "") -> None:
-        """Name this instant in the run."""
+        """Add a mark to the run at this instant."""
         if self.meter is not None:
             self.meter.mark(name, detail)
 
@@ -315,12 +315,12 @@ class Training(Guarded):
             self._model.finish(self._unsettled.sums, waits=waits)
 
     def _give_way(self) -> None:
-        """End, because the user begins to measure."""
+        """End this training, because the user's own Meter starts."""
         self.end()
         self.failed = "the program has begun to measure itself"
 
     def _exit(self) -> None:
-        """The program ends before its training: by an unhandled error, or normally."""
+        """End the training at the program's exit, which may be due to an unhandled error."""
         error = None if self._rests else getattr(sys, "last_value", None)
         self.end(failure(error) if error is not None else None)
         active_meters.restore_interrupt()
@@ -338,13 +338,13 @@ class Training(Guarded):
 
     @guarded
     def _before(self, counts: list[Counts], *, is_paused: bool = False) -> None:
-        """Prepare to store a step."""
+        """Complete the step before, and describe the model: called before a step is stored."""
         self._let_go()
         if self._model is not None:
             self._model.step_over(counts, is_paused=is_paused)
 
     def _let_go(self) -> None:
-        """Complete the last step with what was logged since: the next begins."""
+        """Complete the last step with the values logged since: the next step begins."""
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
         self._unsettled.complete(logged, last)
@@ -356,9 +356,9 @@ class Training(Guarded):
         return bool(self.failed)
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Pass on what is complete.
+        """Pass complete steps on to the Meter.
 
-        On the thread that hands over; at the end on the training's, which then may wait.
+        Runs on the hand-over thread; at the end on the training thread, which may wait for numbers.
         """
         if os.getpid() == self._pid:
             self._unsettled.settle(wait=wait)
@@ -368,7 +368,7 @@ class Training(Guarded):
         self.meter.record(step)
 
     def fail(self, error: Exception) -> None:
-        """An error of ours becomes a mark and ends the recording of this training."""
+        """Write an exception of ergmeter's own as a mark, and stop recording this training."""
         self.failed = f"{type(error).__name__}: {error}"[:500]
         self.is_over()
         if self.meter is not None and self.meter._handover is not None:
@@ -379,7 +379,7 @@ class Training(Guarded):
 
 
 class LastRun:
-    """Base of what measures trainings one after the other: the run of the last that began."""
+    """Base class with the path and the summary of the last training's run."""
 
     _meter: Meter | None = None
 
@@ -389,7 +389,7 @@ class LastRun:
         return self._last_meter().path
 
     def summary(self) -> Summary:
-        """Every metric of that run."""
+        """Every metric of the last training's run."""
         return self._last_meter().summary()
 
     def _last_meter(self) -> Meter:
@@ -399,10 +399,10 @@ class LastRun:
 
 
 class TrainingCallback(LastRun):
-    """Base of a framework's callback: its training, and evaluations and saves outside of one."""
+    """Base class of framework callbacks: one training at a time, and phases outside of it."""
 
     def _prepare(self, *, looks_on: bool) -> None:
-        """`looks_on`: the hook of `erg record` has added it."""
+        """Set up the callback. `looks_on`: the hook of `erg record` added it, not the user."""
         self.looks_on = looks_on
         self._training: Training | None = None
         self._stopping = Stopping()
@@ -415,7 +415,7 @@ class TrainingCallback(LastRun):
             return
         if self._resting is not None and self._resting.meter is not None:
             self._resting.phase_over(phase, start_ns)
-        else:  # of which training is known when it begins
+        else:  # it goes to the next training that begins
             self._early.append((phase, start_ns, time.monotonic_ns()))
 
     def _begun(self, training: Training) -> None:
@@ -426,7 +426,7 @@ class TrainingCallback(LastRun):
             training.phase_over(phase, start_ns, end_ns=end_ns)
 
     def _end_training(self, training: Training, ended: str | None) -> None:
-        """End it. For `erg record` it stays open for a last evaluation or save."""
+        """End the training; under `erg record`, keep it open for a last evaluation or save."""
         if ended is None and self.looks_on:
             training.rest()
             self._resting = training
@@ -435,7 +435,7 @@ class TrainingCallback(LastRun):
 
 
 def failure(error: BaseException) -> str:
-    """How a run ended, for this error."""
+    """The status of a run that ended with this error: "failed (ValueError: ...)"."""
     kind, what = type(error).__name__, " ".join(str(error).split())[:300]
     return f"failed ({kind}: {what})" if what else f"failed ({kind})"
 
@@ -454,7 +454,7 @@ def shifts_labels(model: object) -> bool:
 
 
 def _around(model: object) -> list[object]:
-    """A model and those that it wraps."""
+    """A model and the models that it wraps."""
     wrapped = [model]
     for name in ("module", "_orig_mod", "base_model", "model"):
         inner = getattr(wrapped[-1], name, None)

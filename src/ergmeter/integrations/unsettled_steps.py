@@ -25,7 +25,7 @@ from ergmeter.units import listed_by
 # The training thread only records an event. While any thread captures a CUDA graph, an allocation
 # or query on another thread invalidates the capture, hence `apart_from_captures`.
 
-Events: TypeAlias = "dict[Any, Any]"  # by device: where its queue stood
+Events: TypeAlias = "dict[Any, Any]"  # by device: a CUDA event
 _streams: dict[Any, Any] = {}
 
 
@@ -36,14 +36,14 @@ class Fetch:
         """`after` is what `device_events` returned when the last number was computed."""
         self._numbers = list(numbers)
         self._after = after or {}
-        self._host: list[Any] = []  # of each device: places, and the numbers in host memory
+        self._host: list[Any] = []  # for each device: indices, and the numbers in host memory
         self._arrived: list[Any] = []
 
     def start(self) -> Fetch:
         """Begin the copies. Runs on a thread of ours."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._numbers[0], torch.Tensor):
-            return self  # jax: its arrays are fetched by looking at them, here and not in the loop
+            return self  # jax: `values` reads its arrays, on this thread and not in the loop
         places = listed_by((number.device, index) for index, number in enumerate(self._numbers))
         for device, indices in places.items():
             numbers = [self._numbers[index] for index in indices]
@@ -91,7 +91,7 @@ class Fetch:
 
 
 def device_events(numbers: Iterable[Any]) -> Events | None:
-    """Events in the queues of their devices now, without waiting; None without CUDA devices."""
+    """Record an event on each CUDA device of these numbers, without waiting; None without one."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -119,7 +119,7 @@ Row: TypeAlias = "tuple[Brief, list[Counts], Any]"
 _LOSSES = ("loss", "train_loss", "train/loss")
 _RATES = ("learning_rate", "lr")
 _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
-_FIRST = 8  # steps whose labelled positions are kept one by one
+_FIRST = 8  # first steps whose labelled positions are stored one by one
 _FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
@@ -151,7 +151,7 @@ class UnsettledSteps:
             self.rows[-1] = (_with_logged(_full_step(newest), logged), counts, after)
 
     def settle(self, *, wait: bool) -> None:
-        """Pass on the steps whose numbers are here; begin to fetch those of the others."""
+        """Pass on the steps whose numbers are here; begin to fetch the numbers of the others."""
         with self._settling:
             while self._settled(wait=wait):
                 pass

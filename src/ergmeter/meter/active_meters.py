@@ -24,7 +24,7 @@ _meters: set[Meter] = set()
 _makes_way: list[Callable[[], None]] = []
 _resting: dict[Meter, Callable[[], None]] = {}
 _hooked: set[str] = set()
-_IMPORTS_S = 2.0  # that a fork waits at most: what is imported may itself wait for who forks
+_IMPORTS_S = 2.0  # the longest that a fork waits: the import may wait for the forking thread
 
 
 def add(meter: Meter) -> None:
@@ -69,7 +69,7 @@ def gives_way(end: Callable[[], None]) -> None:
 
 
 def keeps_way(end: Callable[[], None]) -> None:
-    """Removes that function: the automatic Meter has ended."""
+    """Removes a function that `gives_way` registered: the automatic Meter has ended."""
     if end in _makes_way:
         _makes_way.remove(end)
 
@@ -84,8 +84,8 @@ def hook() -> None:
     """Installs the hooks for forks and for the process's end, once."""
     if "process" not in _hooked:
         _hooked.add("process")
-        # What we load later may load it (pyarrow does, where there is cloudpickle), and it has
-        # hooks for forks too: registered while a fork waits for us, one half of them would run.
+        # A later import of ours may import logging (pyarrow does, with cloudpickle), which has
+        # hooks for forks too: registered while a fork waits for us, only half of them would run.
         import logging  # noqa: F401, PLC0415
 
         atexit.register(_close_all)
@@ -142,7 +142,7 @@ def _after_fork() -> None:
 
 def _forked() -> None:
     _resting.clear()
-    _hooked.discard("finalizer")  # such a child begins without those of its parent
+    _hooked.discard("finalizer")  # a multiprocessing child starts without its parent's finalizers
     for meter in meters():
         _meters.discard(meter)
         meter._forked()

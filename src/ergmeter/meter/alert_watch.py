@@ -3,11 +3,11 @@
 It reads the run's own files as they grow (`runlog.follow`), on its own thread. The training thread
 and the sampler do nothing for it. `erg watch` gives the same alerts later, by the same judge.
 
-Each rank judges its own share. Pace and clock are the same for all ranks, so only the first reports
-them. Energy and cost are reported by the rank that reads the node's devices. A lost loss is
-reported once a node, by the first rank that has it, through a claim (`DeviceClaim`). The claim
-stays until the loss is back, and past the end of the run; otherwise a rank that ends later would
-report it again.
+Each rank judges its own records. Speed and time are the same for all ranks, so only the first rank
+reports them. Energy and cost are reported by the rank that reads the node's devices. A loss that is
+not finite is reported once a node, by the first rank that has it, through a claim (`DeviceClaim`).
+The claim stays until the loss is finite again, and past the end of the run; otherwise a rank that
+ends later would report it again.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 WEBHOOK_S = 5.0
 COMMAND_S = 30.0
-END_S = 5.0  # that the end of a program waits for what is still to be told
+END_S = 5.0  # the longest that the end of a program waits for notices to be sent
 _MAX_WAITING = 100
 _FIELDS = ("alert", "rule", "kind", "value", "threshold", "unit", "about", "run")
 
 
 @dataclass(frozen=True, slots=True)
 class AlertPlan:
-    """The rules, the alerts that stop the run, and how alerts are sent beside mark and console."""
+    """The rules, the kinds of alert that stop the run, and where alerts are sent to."""
 
     rules: tuple[AlertRule, ...] = ()
     stop_on: tuple[str, ...] = ()
@@ -82,16 +82,16 @@ def _words(command: str) -> tuple[str, ...]:
     for name, form, conversion in fields:
         if name is not None and name not in _FIELDS:
             raise UsageError(
-                f"the alert command {command!r} has {{{name}}}; there are"
+                f"the alert command {command!r} has the unknown {{{name}}}; there are"
                 f" {', '.join(f'{{{name}}}' for name in _FIELDS)}"
             )
         if form or conversion:  # of a text, which may be empty: most would fail when it is needed
             raise UsageError(
-                f"the alert command {command!r} has a format in {{{name}}}; it is put in as a text,"
+                f"the alert command {command!r} has a format in {{{name}}}; values are texts,"
                 f" so give {{{name}}} alone"
             )
     if not words or shutil.which(words[0]) is None:
-        raise UsageError(f"no such command for alerts: {command!r} is not an executable on PATH")
+        raise UsageError(f"the alert command {command!r} is not an executable on PATH")
     return words
 
 
@@ -112,22 +112,22 @@ class Notices(QueueThread):
         self._mark = mark
 
     def tell(self, alert: dict[str, Any]) -> None:
-        """Prints an alert at once, and queues it for the other channels."""
+        """Print an alert at once, and queue it for the command and the webhook."""
         print_notice(f"alert: {alert['text']}")
         if not self._plan.command and self._plan.webhook is None:
             return
         if self._queue(alert):
-            self._failed(f"left out: {_MAX_WAITING} others were waiting to be sent")
+            self._failed(f"the oldest one was dropped: {_MAX_WAITING} were waiting to be sent")
         if self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:
-        """Nothing more will come. Wait for what is under way, not for long."""
+        """End the thread. Wait up to END_S for the notices that are still to be sent."""
         super().end()
         if self._thread.ident is not None:
             self._thread.join(END_S)
             if self._thread.is_alive():
-                self._failed("had not been told when the program ended")
+                self._failed("it was not sent before the program ended")
 
     def _run(self) -> None:
         for _ in self._turns():
@@ -135,8 +135,8 @@ class Notices(QueueThread):
             for way, tell in (("webhook", self._post), ("command", self._call)):
                 try:
                     tell(alert)
-                except Exception as error:  # noqa: BLE001  the next one is told all the same
-                    # Just its kind: its text may hold an address, and so a key.
+                except Exception as error:  # noqa: BLE001  the next one is sent all the same
+                    # Only its class: its text may contain an address, and so a key.
                     self._failed(f"{way}: {type(error).__name__}")
 
     def _post(self, alert: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Notices(QueueThread):
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_S):
                 pass
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # Of an address its host alone: the rest of it is often the key.
+            # Only the host of the address: the rest of it is often a key.
             host = urlsplit(address).hostname
             self._failed(f"webhook at {host}: {_error_text(error)}")
 
@@ -165,7 +165,7 @@ class Notices(QueueThread):
         variables["ERGMETER_ALERT_RUN"] = variables.pop("ERGMETER_RUN")  # that one has a meaning
         try:
             code = _run_command(words, {**os.environ, **variables})
-        except (OSError, ValueError) as error:  # ValueError: a text that is no text for the system
+        except (OSError, ValueError) as error:  # ValueError: a text that the system can't encode
             self._failed(f"command {words[0]}: {error}")
         else:
             if code != 0:
@@ -176,16 +176,16 @@ class Notices(QueueThread):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: what is sent on is a GET, without the alert."""
+    """Makes a redirect an error: urllib would follow it with a GET, without the alert."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
-        """None: it is not followed."""
+        """Return None: the redirect is not followed."""
 
 
 def _error_text(error: Exception) -> str:
-    """What failed. An error about the address itself has the address in it."""
+    """The error's text, or only its class where the text may contain the webhook's address."""
     name = type(error).__name__
-    if isinstance(error, urllib.error.HTTPError):  # its own text may name where it was sent on to
+    if isinstance(error, urllib.error.HTTPError):  # its own text may contain a redirect's address
         phrase = http.client.responses.get(error.code, "")
         return f"{name}: HTTP Error {error.code}: {phrase}".rstrip(": ")
     return f"{name}: {error}" if isinstance(error, OSError) else name
@@ -194,8 +194,7 @@ def _error_text(error: Exception) -> str:
 def _run_command(words: list[str], environment: dict[str, str]) -> int | str:
     """Runs a command. Returns its exit code, or a text if it has none.
 
-    Spawned, and not by `subprocess`: `erg record` has signals blocked, which the command of a user
-    would inherit.
+    It is not started by `subprocess`: `erg record` blocks signals, which the command would inherit.
     """
     if not hasattr(os, "posix_spawn"):  # Windows, where nobody blocks signals
         try:
@@ -223,7 +222,7 @@ def _run_command(words: list[str], environment: dict[str, str]) -> int | str:
 
 EVERY_S = 1.0
 _STOP_S = 5.0
-_SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
+_SOME_STEPS = 100  # after so many, rules without data are reported
 
 
 def planned_alerts(
@@ -240,10 +239,10 @@ def planned_alerts(
     for word in stops:
         if not any(rule.kind == word for rule in rules):
             raise UsageError(
-                f"nothing to stop on for {word!r}: no alert of that kind was asked for"
+                f"stop on {word!r} has no effect: no alert of that kind was given; add one"
             )
     if (command is not None or webhook is not None) and not rules:
-        raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
+        raise UsageError("an alert command or webhook is given, but no alert; add an alert")
     return AlertPlan(
         rules,
         stops,
@@ -254,10 +253,10 @@ def planned_alerts(
 
 @dataclass(eq=False, repr=False)  # its webhook may hold a key
 class Alarm:
-    """Judges a run while it is written. `should_stop` says that it had better end.
+    """Judges a run while it is written. An alert of a kind in `stop_on` sets `should_stop`.
 
-    `only` is the writer whose share is judged; left out, all of the run. `rank` is whose that is
-    among several ranks with an alarm each. `on_stop` hears once that the run should stop.
+    `only` is the writer whose records are judged; left out, the whole run is. `rank` returns this
+    rank if several ranks have an alarm each. `on_stop` is called once, when the run should stop.
     """
 
     plan: AlertPlan
@@ -275,20 +274,20 @@ class Alarm:
     def __post_init__(self) -> None:
         self._notices = Notices(self.plan, mark=self.mark)
         self._followed: tuple[RunFollower, Judge] | None = None
-        self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
-        self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
-        weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
-        self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
+        self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is not finite now
+        self._claims: dict[str, DeviceClaim] = {}  # by rule, to report a loss for this node
+        weakref.finalize(self, _release, self._claims)  # they are held as long as this object
+        self._unjudged: set[str] = set()  # rules that were reported to have no data
         self._guarded = FirstFailure(self.mark, "alarm_failed")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread that judges the run."""
         self._thread.start()
 
     def stop(self, flush: Callable[[], None]) -> None:
-        """Judge what came last, once it is handed over, and see the notices out."""
+        """Judge the last records, which `flush` writes, and wait for the notices to be sent."""
         self._stopping.set()
         self._thread.join(_STOP_S)
         if not self._thread.is_alive():
@@ -355,7 +354,7 @@ class Alarm:
                 self.on_stop()
 
     def _is_news(self, alert: Alert) -> bool:
-        """True if this rank reports the alert: not the first rank's, nor a second lost loss."""
+        """True if this rank reports the alert, and no other: the first rank, or one of a node."""
         if alert.rule.kind != NAN:
             return self.is_first() or not alert.rule.is_of_all_ranks
         lost = self._lost.setdefault(alert.rule.text, set())
@@ -364,7 +363,7 @@ class Alarm:
             if alert.rule.text in self._claims:
                 self._claims[alert.rule.text].release()
             return False
-        # One that had taken its last step when this one took its first is of a training before.
+        # A writer whose last step precedes this one's first belongs to an earlier training.
         spans = self._followed[1].totals.spans if self._followed else {}
         began_ns, _ = spans.get(alert.about, (0, 0))
         lost -= {writer for writer in lost if spans.get(writer, (0, began_ns))[1] < began_ns}
@@ -372,14 +371,14 @@ class Alarm:
         return len(lost) == 1 and self._tells_for_node(alert.rule)
 
     def _tells_for_node(self, rule: AlertRule) -> bool:
-        """True if no other rank of this node has reported a lost loss."""
+        """True if no other rank of this node has reported a loss that is not finite."""
         if self.rank() is None:
             return True
         whose = ("alert", str(self.run.resolve()), rule.text)
         return self._claims.setdefault(rule.text, DeviceClaim(*whose)).take()
 
     def _with_rank(self, alert: Alert) -> str:
-        """Its text; of a loss that is one rank's among several, with the rank."""
+        """The alert's text, with the rank if it is about the loss of one of several ranks."""
         rank = self.rank() if alert.rule.kind == NAN else None
         return alert.text if rank is None else f"{alert.text} (rank {rank})"
 

@@ -31,8 +31,8 @@ from ergmeter.units import NS_PER_S
 ON_DEVICE = ("train", "eval")
 
 _NS_PER_MS = 1e6
-_ATTEMPTS = 8  # at an anchor; the narrowest is kept
-_NARROW_NS = 30_000  # and this is narrow enough
+_ATTEMPTS = 8  # to time an anchor event; the attempt with the narrowest interval is used
+_NARROW_NS = 30_000  # an interval that is narrow enough
 _PATIENCE_NS = 2_000_000  # for one attempt: another thread may have the interpreter meanwhile
 _LOOK_S = 0.002
 _DRIVER = "libcuda.so.1"
@@ -41,11 +41,11 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 _streams: dict[Any, Any] = {}
 _NOT_ASKED = -1
-_in_use: dict[int, int | None] = {}  # by the current device; asked anew at each hand-over
+_in_use: dict[int, int | None] = {}  # by the current device; cleared at each hand-over
 
 
 class Moment(int):
-    """The host's time in nanoseconds, and an event that stands in the device's queue since then."""
+    """The host's time in nanoseconds, with a CUDA event that was queued at that time."""
 
     event: Any
     queue: Any
@@ -67,7 +67,7 @@ def moment() -> int:
             return now_ns
         event = cuda.Event(enable_timing=True)
         event.record(_streams[queue])
-    except (RuntimeError, AttributeError, AssertionError):  # the training will hear of it itself
+    except (RuntimeError, AttributeError, AssertionError):  # the training will get the same error
         return now_ns
     with_event = Moment(now_ns)
     with_event.event, with_event.queue = event, queue
@@ -75,12 +75,12 @@ def moment() -> int:
 
 
 def _queue(torch: Any) -> Any:  # noqa: ANN401
-    """The queue that this thread fills; None where that is not certain.
+    """The CUDA stream (queue) that this thread fills; None where that is not certain.
 
-    Torch makes a new object of a queue each time it is asked for it, which takes longer than all
-    else here; so they are kept. The device is the current one, if it is in use: a program that
-    says "cuda:1" for everything and never calls `set_device` has 0 as its current one, and an event
-    there would say when the host asked and, worse, open a context on it.
+    Torch makes a new stream object at each call, which takes longer than all else here; so they are
+    cached. The device is the current one, if it is in use. A program that uses "cuda:1" everywhere
+    and never calls `set_device` has 0 as its current device; an event there would not follow its
+    work and, worse, would open a context on device 0.
     """
     current = torch._C._cuda_getDevice()
     device = _in_use.get(current, _NOT_ASKED)
@@ -95,22 +95,22 @@ def _queue(torch: Any) -> Any:  # noqa: ANN401
 
 
 def _device(torch: Any, current: int) -> int | None:  # noqa: ANN401
-    """The device that this process computes on; None where it is one of several.
+    """The device that this process computes on; None if that is not clear among several.
 
-    And where JAX has a GPU too: torch's queue says nothing of when its work is done.
+    None too if JAX has a GPU: an event in torch's queue does not follow JAX's work.
     """
     jax = sys.modules.get("jax._src.xla_bridge")
     if any(name != "cpu" for name in getattr(jax, "_backends", ())):
         return None
     has_context = torch._C._cuda_hasPrimaryContext
     used = [index for index in range(torch.cuda.device_count()) if has_context(index)]
-    if current in used and (current or len(used) == 1):  # or somebody has chosen it
+    if current in used and (current or len(used) == 1):  # not 0: the program has chosen it
         return current
     return used[0] if len(used) == 1 else None
 
 
 def catch_up(at_most_s: float) -> None:
-    """Wait until the device has done what this thread has asked of it so far."""
+    """Wait until the device has done the work that this thread has queued so far."""
     now = moment()
     until_s = time.monotonic() + at_most_s
     with apart_from_captures(), suppress(RuntimeError):  # of a device that has failed
@@ -119,19 +119,19 @@ def catch_up(at_most_s: float) -> None:
 
 
 class Timeline:
-    """Steps that wait until the device has passed them, in the order in which they came."""
+    """Steps in order, which wait until the device has finished them, to be timed by it."""
 
     def __init__(self, mark: Callable[[Mark], None]) -> None:
         self._mark = mark
         self._waiting: deque[Step] = deque()
-        self._streams: dict[Any, Any] = {}  # of ours, and empty, by device
+        self._streams: dict[Any, Any] = {}  # by device: an empty stream of our own
         self._failed = self._is_noted = False
         self._last_ns: dict[Any, int] = {}  # by queue
 
     def passed(self, rows: list[StepValues]) -> list[StepValues]:
-        """Those of all so far that the device is done with, by its own times.
+        """Add rows; return all steps that the device has finished, with the device's times.
 
-        Each also with the host's start and end; None where those are its times.
+        The host's start and end are stored beside them; None if the times are the host's already.
         """
         _in_use.clear()
         if not self._waiting and _have_no_event(rows):
@@ -142,7 +142,7 @@ class Timeline:
             try:
                 with apart_from_captures():
                     self._by_device(done)
-            except RuntimeError as error:  # whatever befell it, the training hears of it itself
+            except RuntimeError as error:  # the training will get the same error
                 self._failed = True
                 message = f"steps are timed by the host from here on: {error}"
                 self._say("step_clock_failed", message)
@@ -153,7 +153,7 @@ class Timeline:
     def give_up(self) -> list[StepValues]:
         """The remaining steps by the host's times: the device does not answer."""
         if self._waiting:
-            self._say("step_clock_failed", f"the device has not passed {len(self._waiting)} steps")
+            self._say("step_clock_failed", f"the device has not ended {len(self._waiting)} steps")
         return self._by_host()
 
     def _by_host(self) -> list[StepValues]:
@@ -198,7 +198,7 @@ class Timeline:
         return at_ns + round(since_ms * _NS_PER_MS)
 
     def _anchor(self, device: Any) -> tuple[Any, int]:  # noqa: ANN401
-        """An event in an empty queue, and the host's time of it."""
+        """An event in an empty queue, with the host's time at which it happened."""
         cuda: Any = sys.modules["torch"].cuda
         if device not in self._streams:
             self._streams[device] = cuda.Stream(device)
@@ -220,7 +220,9 @@ class Timeline:
         if not self._is_noted:
             self._is_noted = True
             within = f"{width_ns / 2 / NS_PER_S * 1e6:.0f} us"
-            self._mark(Mark(at_ns, "step_clock", f"CUDA events, on the host's clock to {within}"))
+            self._mark(
+                Mark(at_ns, "step_clock", f"CUDA events, within {within} of the host's clock")
+            )
         return event, at_ns
 
     def _say(self, name: str, what: str) -> None:
@@ -228,7 +230,7 @@ class Timeline:
 
 
 def _by_host(row: Step) -> Step:
-    """The step with plain numbers for its times."""
+    """The step with the host's times, as plain numbers without events."""
     return replace(row, start_ns=int(row.start_ns), end_ns=int(row.end_ns))
 
 
@@ -243,14 +245,14 @@ def _events(row: Step) -> list[Any]:
 
 @contextmanager
 def apart_from_captures() -> Iterator[None]:
-    """Say that CUDA graphs which other threads record are none of this one's business.
+    """Make CUDA calls on this thread harmless to CUDA graphs that other threads capture.
 
-    Without it an allocation or a query on this thread destroys what another one is recording.
+    Without it an allocation or a query on this thread invalidates another thread's capture.
     """
     exchange = _mode_exchange()
     mode = ctypes.c_int(_THREAD_LOCAL)
     if exchange is not None:
-        exchange(ctypes.byref(mode))  # and what it was is in there now
+        exchange(ctypes.byref(mode))  # `mode` is the previous mode now
     try:
         yield
     finally:

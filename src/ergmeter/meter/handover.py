@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from ergmeter.sampler import Opened, Sampler
 
     class Duty(Protocol):
-        """To read a device that another process reads for us as long as it lives."""
+        """A device that this process begins to read when the process that reads it ends."""
 
-        is_silent: bool  # takes nothing over from anybody
+        is_silent: bool  # taking over is not marked: no process read the device before
 
         def taken(self) -> Opened | None:
-            """Its probe, if it falls to us now; None if it does not."""
+            """The device's probe if this process is to read it now, else None."""
 
 
 HAND_OVER_S = 0.5
-# Samples come at a steady rate, and a batch of any size costs about the same: every other time.
+# Samples are written at every other hand-over: a batch of any size costs about the same.
 SAMPLES_EVERY = 2
 OWN_COST_EVERY_S = 4.0
 # Rows of steps in one write.
 WRITE_ROWS = 4 * CHUNK_ROWS
-# If the disk hangs, so many marks wait, and as many reported figures; then the oldest are dropped.
+# If the disk hangs, so many marks wait, and as many reported values; then the oldest are dropped.
 MAX_WAITING = 100_000
 # How long a fork waits for a hand-over that is under way.
 PAUSE_S = 5.0
@@ -61,13 +61,13 @@ PAUSE_S = 5.0
 STOP_S = 10.0
 LONGEST_STOP_S = 60.0
 
-# How long the end of a program waits for what it has asked of its device.
+# How long the end of a program waits for the work that is queued on its device.
 DEVICE_S = 5.0
 
 
 @dataclass(slots=True)
 class FirstFailure:
-    """Calls parts of our own work. The first failure becomes a mark, never the training's end."""
+    """Calls ergmeter's own functions. Their first exception becomes a mark; none is raised."""
 
     mark: Callable[[Mark], None]
     name: str
@@ -75,7 +75,7 @@ class FirstFailure:
     is_marked: bool = False
 
     def __call__(self, work: Callable[..., object], *args: Any, **options: Any) -> None:  # noqa: ANN401
-        """Calls this part; an exception becomes a mark, the first time."""
+        """Call `work`; an exception becomes a mark, the first time."""
         try:
             work(*args, **options)
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
@@ -96,7 +96,7 @@ class QueueThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def end(self) -> None:
-        """Nothing more will come: work through what waits, then end."""
+        """End the thread once it has worked through the queue."""
         self._ending.set()
         self._wake.set()
 
@@ -110,7 +110,7 @@ class QueueThread:
         return is_full
 
     def _turns(self) -> Iterator[None]:
-        """Yields as often as an item waits; ends when the queue is empty and `end` was called."""
+        """Yield once for each waiting item; stop when the queue is empty and `end` was called."""
         while self._waiting or not self._ending.is_set():
             if self._waiting:
                 yield
@@ -136,7 +136,7 @@ class HandOver:
         rank: int | None,
         cost_s: Callable[[], float] | None = None,
     ) -> None:
-        # Without an end: no step is dropped by an append, and they are collected twice a second.
+        # Unbounded, so that an append drops no step; they are collected twice a second.
         self.steps: deque[StepValues] = deque()
         self.marks: deque[Mark] = deque()
         self.reported: deque[Reported] = deque()
@@ -149,7 +149,7 @@ class HandOver:
         self._stream = stream
         self._rank = rank
         self._collecting = threading.Lock()
-        self._lock = threading.Lock()  # of the files; whoever holds it may wait for the disk
+        self._lock = threading.Lock()  # of the files; its holder may wait for the disk
         self._stopping = threading.Event()
         self._due = threading.Event()  # there is something to write
         self._collector = threading.Thread(
@@ -165,17 +165,17 @@ class HandOver:
         self._paused: list[threading.Lock] = []
         self._moved_s = time.monotonic()  # when rows were last collected or written
         self._at_disk = False
-        # Called before steps are taken: whoever holds some back until their tokens are known. At
-        # the end, with wait=True, they are waited for.
+        # Called before steps are collected: they append steps whose tokens are known by now. At the
+        # end, with wait=True, they wait for the others.
         self.sources: list[Callable[..., None]] = []
-        self.duties: list[Duty] = []  # that fall to us if who has them now ends
+        self.duties: list[Duty] = []  # devices to read once the process that reads them ends
         self.on_end: list[Callable[[], None]] = []
         self.costs: list[Callable[[], float]] = []  # CPU seconds of other threads of ours
-        self._where: dict[str, Any] = {}  # this rank among the others, as it was asked last
+        self._where: dict[str, Any] = {}  # number of ranks and layout, as last asked
 
     @property
     def run(self) -> Path:
-        """The run directory that this is a share of."""
+        """The run directory that this process writes to."""
         return self._writer.directory.parent
 
     @property
@@ -184,7 +184,7 @@ class HandOver:
         return self._writer.id
 
     def start(self) -> None:
-        """Begin to read and to write."""
+        """Start the sampler, and the threads that collect and write."""
         # Not on our thread: an import holds the GIL, and the first steps would stall.
         self._guarded(self._writer.prepare)
         self._ask_rank()
@@ -200,8 +200,7 @@ class HandOver:
             self._sampler.add(probe)
 
     def describe(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
-        """Add to the header of this share, at the next hand-over: the caller never waits for the
-        disk."""
+        """Add to the writer's header at the next hand-over: no caller waits for the disk."""
         self._header_facts.append(facts)
 
     @property
@@ -212,22 +211,22 @@ class HandOver:
 
     @property
     def has_others(self) -> bool:
-        """Whether this process is one of several ranks, as far as that is known now."""
+        """True if this process is known by now to be one of several ranks."""
         return bool(self._where)
 
     def stop(self, ending: Mark | None, *, last: Callable[[], None] | None = None) -> None:
-        """Take the last readings, do `last`, hand over everything, and close the files.
+        """Take the last readings, call `last`, write everything, and close the files.
 
-        It may be called again where it was interrupted, and finishes then.
+        If it was interrupted, a second call finishes the work.
         """
         self._ending = self._ending or ending
         if not self._stopping.is_set():
             self._guarded(self._ask_where)
-            # What the device still computes is drawn for, and is a step's.
+            # Work that the device still does belongs to a step, and draws power.
             self._guarded(catch_up, DEVICE_S)
             self._guarded(self._stand_in)
             self._guarded(self._sampler.stop)
-            self.duties.clear()  # or what is let go of now would be taken up again
+            self.duties.clear()  # else a device released now would be taken again
             for end in self.on_end:
                 self._guarded(end)
             if last is not None:
@@ -240,7 +239,7 @@ class HandOver:
             self._finish()
 
     def _wait_for_end(self) -> None:
-        """Wait until all is written, as long as the disk answers, and say so if it is not."""
+        """Wait until all is written, while the disk answers; print it if rows are lost."""
         began_s = time.monotonic()
         while self._thread.is_alive():
             self._thread.join(STOP_S / 10)
@@ -250,7 +249,7 @@ class HandOver:
             is_over = is_stuck or now_s - began_s > LONGEST_STOP_S
             if self._thread.is_alive() and is_over:
                 if not is_stuck:
-                    why = f"the disk was too slow: it had {LONGEST_STOP_S:g} s"
+                    why = f"the disk was too slow: not done after {LONGEST_STOP_S:g} s"
                 elif self._at_disk:
                     why = f"the disk has not answered for {stuck_s:.0f} s"
                 else:
@@ -261,7 +260,7 @@ class HandOver:
                 return
 
     def pause(self) -> None:
-        """Blocks hand-overs during a fork: a child could wait for ever for an import of ours."""
+        """Block hand-overs during a fork: a child could wait for ever for a lock that they hold."""
         until_s = time.monotonic() + PAUSE_S
         for lock in (self._collecting, self._lock):
             if lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
@@ -273,14 +272,14 @@ class HandOver:
             self._paused.pop().release()
 
     def flush(self) -> None:
-        """Write what has come in so far. Waits for the disk."""
+        """Write all records made so far. Waits for the disk."""
         self.collect()
         with self._lock:
             if not self._finished:
                 self._write(samples=True)
 
     def collect(self, *, wait: bool = False) -> None:
-        """Take over what the program has made so far. With `wait`, also what a device still has."""
+        """Collect the program's records so far; with `wait`, also steps unfinished on a device."""
         with self._collecting:
             for source in self.sources:
                 self._guarded(source, wait=wait)
@@ -317,7 +316,7 @@ class HandOver:
         try:
             while self._header_facts:
                 self._guarded(self._writer.extend_header, **self._header_facts.popleft())
-            # The samples first: a process killed in between has no steps that nothing was read for.
+            # The samples first: a process killed in between then has no steps without samples.
             if samples:
                 self._guarded(self._write_samples)
             self._write_steps()
@@ -391,7 +390,7 @@ class HandOver:
         self._finish()
 
     def _stand_in(self) -> None:
-        """Takes over the devices whose reader has ended."""
+        """Take over the devices whose reading process has ended."""
         for duty in tuple(self.duties):
             opened = duty.taken()
             if opened is None:
@@ -407,9 +406,9 @@ class HandOver:
                     self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
 
     def _ask_where(self) -> None:
-        """How many ranks there are, and where this one stands among them, once that is known.
+        """Add the number of ranks and their layout to the header, once they are known.
 
-        While there is somebody to ask: at the end of a program its process group is gone.
+        Asked during the run: at the end of a program its process group is gone.
         """
         world = launched_size() if own_rank() is None else world_size()
         answer = {} if world < 2 else {"world": world, "layout": framework_layout()}
@@ -442,7 +441,7 @@ class HandOver:
             raise
 
     def _ask_rank(self) -> None:
-        """Ask while there is somebody to ask: at the end of a program its process group is gone."""
+        """Ask the framework for the rank during the run: at the end its process group is gone."""
         if self._rank is None:
             rank = own_rank()
             self._given_rank = self._given_rank if rank is None else rank
@@ -458,5 +457,5 @@ class HandOver:
 
 
 def own_id(writer: str) -> str:
-    """The device under which a writer's own cost is written."""
+    """The id of the device under which a writer stores ergmeter's own cost."""
     return f"ergmeter:{writer}"

@@ -86,14 +86,14 @@ class Meter:
         under `erg record`, that command's run is joined. `declared` takes the fields of `Settings`
         directly: warmup_steps, warmup_s, warmup="auto", parameters, grid_g_per_kwh, pue, ...
         `model` and `seq_len` give MFU: a torch model of transformers (with or without PEFT), its
-        configuration, or the path of a config.json. What can't be counted is said in the run.
-        `sinks` are where the figures go while it runs ("tensorboard", ("csv", {"path": ...}), ...),
-        every `sinks_every_s`, from rank 0 for all ranks. None of them can slow or stop a training.
-        `alerts` are rules to be alarmed by ("tokens_per_s < -20%", "loss nan", ...): each is a mark
-        in the run when it sets in, a line on standard error, and goes to `alert_command` and
+        configuration, or the path of a config.json. If its FLOPs can't be counted, the run has the
+        reason. `sinks` receive the metrics during the run ("tensorboard", ("csv", {"path": ...}),
+        ...), every `sinks_every_s` seconds, from rank 0 for all ranks. A sink can't slow or stop a
+        training. `alerts` are rules ("tokens_per_s < -20%", "loss nan", ...). An alert becomes a
+        mark in the run and a line on standard error, and is sent to `alert_command` and
         `alert_webhook`. For the kinds in `stop_on` ("budget,nan") `should_stop` becomes true.
-        `around` measures another process from outside, as `erg record` does. One that `looks_on`
-        does so unasked, as that command's hook: it ends when somebody else begins to measure.
+        `around` measures another process from outside, as `erg record` does. `looks_on` is for that
+        command's hook in a program: such a Meter ends when the user's own Meter starts.
         """
         settings_found = Settings.declared(settings, declared)
         counted, no_flops = Flops.checked(flops), ""
@@ -127,11 +127,11 @@ class Meter:
         self._sinks_every_s = sinks_every_s
         self._feed: Feed | None = None
         self._alarm: Alarm | None = None
-        self.on_stop: Callable[[], None] | None = None  # heard by who can end the program
+        self.on_stop: Callable[[], None] | None = None  # called when an alert asks to stop
         self._path: Path | None = None
         self._handover: HandOver | None = None
         self._pid: int | None = None  # the process that measures
-        self._in_fork: Lock | None = None  # in a forked child, until it has a share of its own
+        self._in_fork: Lock | None = None  # in a forked child, until it has a writer of its own
         self._spans: dict[int, StepSpan] = {}
         self._ends_ns: dict[int, int] = {}
         self._numbers = {phase: itertools.count() for phase in PHASES}
@@ -158,7 +158,7 @@ class Meter:
         return self
 
     def close(self, ended: str | None = None) -> None:
-        """Stop measuring and close the run. `ended` says how the program came out of it."""
+        """Stop measuring and close the run. `ended` is its status, "finished" if left out."""
         if self._in_fork is not None:  # a forked child that never stepped: the run is its parent's
             self._in_fork = None
             self._append = self._closed
@@ -168,7 +168,7 @@ class Meter:
         self._append = self._closed
         last = partial(self._last, handover, ended or "finished")
         handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
-        # Only now: where the line above was interrupted, a second close finishes what it began.
+        # Not earlier: if the line above is interrupted, a second close must finish its work.
         self._handover = None
         active_meters.discard(self)
 
@@ -201,13 +201,13 @@ class Meter:
         samples: int | None = None,
         tokens_real: int | None = None,
     ) -> StepSpan:
-        """Time that is no training step: evaluation, a checkpoint, waiting for data, decoding."""
+        """A span outside training steps: evaluation, a checkpoint, waiting for data, decoding."""
         if phase not in PHASES:
-            raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+            raise UsageError(f"unknown phase {phase!r}; choose one of {', '.join(PHASES)}")
         return StepSpan(self, phase, tokens, samples, tokens_real)
 
     def step_begin(self) -> None:
-        """Begin the step that `step_end` will close here, and not where the last one ended."""
+        """Begin a step here, not where the last one ended. `step_end` ends it."""
         self._ends_ns[get_ident()] = moment()
 
     def step_end(
@@ -238,7 +238,7 @@ class Meter:
         self._append(values)
 
     def mark(self, name: str, detail: str = "") -> None:
-        """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
+        """Mark this instant in the run. `meter.mark("warmup_end")` ends the warm-up here."""
         t_ns = monotonic_ns()
         handover = self._handover or self._share_of_fork()
         if handover is not None:
@@ -246,10 +246,10 @@ class Meter:
             handover.marks.append(Mark(t_ns, *texts))
 
     def record(self, record: Record) -> None:
-        """Take over a record somebody else made, such as a step seen in a program's output."""
+        """Store a record that was made elsewhere, such as a step parsed from a program's output."""
         handover = self._handover or self._share_of_fork()
         if handover is None:
-            raise UsageError("the Meter is not measuring")
+            raise UsageError("not measuring: call record() between start() and close()")
         if isinstance(record, Step):
             handover.steps.append(step_values(record))
         elif isinstance(record, Reported):
@@ -257,18 +257,18 @@ class Meter:
         elif isinstance(record, Mark):
             handover.marks.append(record)
         else:
-            raise UsageError("samples come from probes; record takes steps, marks and figures")
+            raise UsageError(f"record() takes Step, Mark or Reported; got {type(record).__name__}")
 
     def watch(self, pid: int) -> None:
-        """Measure this process and its children: the program that was started just now."""
+        """Measure the process `pid`, which was just started, and its children."""
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
     def describe(self, model: object, *, seq_len: int | None) -> None:
-        """Say which model is trained, once it is known: its FLOPs, parameters and type.
+        """Add the trained model to the run: its FLOPs, parameters and dtype.
 
-        As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
-        back until the first batch has come. What can't be counted is said in the run.
+        Like `Meter(model=...)`, but at any time and from any thread: a framework may have no model
+        before the first batch. If FLOPs can't be counted, the run has the reason.
         """
         from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
@@ -281,20 +281,20 @@ class Meter:
         self._header(**self.plan.facts())
 
     def _header(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
-        """Add to the header of this process's share, while it is measured."""
+        """Add facts to the header of this process's part of the run, while it is measured."""
         if self._handover is not None:
             self._handover.describe(**facts)
 
     def explain(self, unavailable: Mapping[str, str]) -> None:
-        """Say why some probes are not read here, by name."""
+        """Store why some probes are not read here: reasons by the probe's name."""
         self._header(unavailable=unavailable)
 
     def workload(self, facts: Mapping[str, object]) -> None:
-        """Say what is trained and how, for those who compare runs: backend, optimizer, ..."""
+        """Store what is trained and how (backend, optimizer, ...), for comparisons of runs."""
         self._header(workload=dict(facts))
 
     def continue_from(self, step: int) -> None:
-        """Number the next training step so: a training that was resumed has done those before."""
+        """Number the next training step `step`: a resumed training has done those before."""
         self._numbers["train"] = itertools.count(step)
 
     # -- what comes of it -----------------------------------------------------------------------
@@ -308,20 +308,20 @@ class Meter:
 
     @property
     def should_stop(self) -> bool:
-        """Whether an alert has come up that the run was to stop for. It stays so.
+        """True from the first alert of a kind in `stop_on` until the end.
 
-        It is this rank's own: where ranks train together, let them agree before one of them ends.
+        Other ranks may differ: if ranks train together, let them agree before one of them ends.
         """
         return self._alarm is not None and self._alarm.should_stop
 
     def progress(self) -> Progress:
-        """How much of the budget this rank has done, and when the rest will be."""
+        """How much of the budget this rank has done, and the time that the rest will take."""
         budget = self.plan.budget
         if budget is None or not budget.has_goal:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
         if handover is None:
-            raise UsageError("the Meter is not measuring")
+            raise UsageError("not measuring: call progress() between start() and close()")
         handover.collect()
         pending = handover.pending
         done: float = pending.tokens if budget.unit == "tokens" else pending.train_steps
@@ -372,7 +372,7 @@ class Meter:
                 handover.run,
                 settings=self.plan.settings,
                 mark=handover.marks.append,
-                # Around a command its processes tell the steps, each in a share of its own.
+                # Under `erg record` the command's processes write the steps: judge all writers.
                 only=None if around else handover.writer_id,
                 is_first=lambda: handover.rank == 0,
                 # Where other ranks have a Meter of their own beside this one.
@@ -383,7 +383,7 @@ class Meter:
             self._alarm.start()
 
     def _last(self, handover: HandOver, ended: str) -> None:
-        """What is to be done before the files are closed."""
+        """Judge the last alerts and send the last update, before the files are closed."""
         if self._alarm is not None:
             self._alarm.stop(handover.flush)
         if self._feed is not None:
@@ -396,14 +396,14 @@ class Meter:
         raise UsageError(f"the Meter is closed (run {self.path}); a step after its end has no run")
 
     def _unheard(self, _step: StepValues) -> None:
-        """A forked child that can't write has said so; it goes on."""
+        """Drop a step: this forked child can't write to the run, and has printed that."""
 
     def _forked(self) -> None:
-        """In a forked child: threads and files are the parent's. Begin anew if a step comes."""
+        """In a forked child: drop the parent's threads and files. The next record begins anew."""
         self._handover = None
         self._feed = None  # the parent feeds the sinks
         self._sinks = ()
-        self._alarm = None  # and watches what it feeds them with
+        self._alarm = None  # the parent judges the alerts
         self.plan = replace(self.plan, alerts=None)
         self._in_fork = Lock()
         self._spans = {}
@@ -416,7 +416,7 @@ class Meter:
         self._append(step)
 
     def _share_of_fork(self) -> HandOver | None:
-        """In a forked child that has something to say for the first time: its own share."""
+        """In a forked child at its first record: begin a writer of its own. Else return None."""
         lock = self._in_fork
         if lock is None:
             return None
@@ -484,7 +484,7 @@ class StepSpan:
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
         end_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
         meter = self._meter
-        thread = self._thread  # a generator may be closed in another than it was entered in
+        thread = self._thread  # a generator may be closed on another thread than it was entered on
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:

@@ -66,7 +66,7 @@ class PendingSteps:
         return len(self._rows)
 
     def add(self, rows: list[StepValues], *, waiting: int) -> None:
-        """Append rows. `waiting` is how many there are in all, with those still to be added."""
+        """Append rows. `waiting` is the number of rows in all, those still to be added included."""
         if not rows:
             return
         self.spans += len(rows)
@@ -109,20 +109,20 @@ class PendingSteps:
         )
 
     def count(self, value: Any) -> int | None:  # noqa: ANN401  a number, or what a user gave
-        """A whole number below 2**63; None, with a mark, if this is none."""
+        """The value as a whole number below 2**63; None, with a mark, if it is not one."""
         number = value if isinstance(value, int) else self._number(value)
         if number is None:
             return None
         if not abs(number) < _TOO_MANY:
-            self._refuse("a count was given that is no whole number below 2**63")
+            self._refuse("a count was not a whole number below 2**63, and is left out")
             return None
         return int(number)
 
     def _checked(self, rows: list[StepValues]) -> Columns:
-        """The rows as columns that hold numbers alone."""
+        """The rows as columns, in which every value that is not a number has become None."""
         columns = _columns_of(rows)
         for name, kind in COLUMN_KINDS["steps"].items():
-            # Most columns hold what they should, and looking costs a hundredth of converting.
+            # Most columns have the right types, and looking costs a hundredth of converting.
             if kind == "float" and not set(map(type, columns[name])) <= _FLOATS:
                 columns[name] = [self._number(value) for value in columns[name]]
             elif kind == "count" and not set(map(type, columns[name])) <= _INTS:
@@ -151,7 +151,7 @@ class PendingSteps:
         return merged
 
     def _make_room(self) -> None:
-        """Merge what waits; drop the oldest if it is still too much."""
+        """Merge the rows that wait; drop the oldest if there are still too many."""
         rows, waiting = list(self._rows), len(self._rows)
         self._rows.clear()
         for first in range(0, waiting, CHUNK_ROWS):
@@ -165,7 +165,7 @@ class PendingSteps:
         self._dropped = dropped if self._dropped is None else self._dropped + dropped
 
     def _number(self, value: Any) -> float | None:  # noqa: ANN401  a number, or what a user gave
-        """A float, unless reading it would make a device synchronise with us."""
+        """The value as a float; None, with a mark, if it is not a number or on a device."""
         if value is None or isinstance(value, float):
             return value
         is_here = getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
@@ -175,7 +175,7 @@ class PendingSteps:
             except (TypeError, ValueError, ArithmeticError, RuntimeError):
                 pass
         kind = type(value).__name__
-        self._refuse(f"a {kind} was given as a number; pass loss.item() where you have it")
+        self._refuse(f"a {kind} was given for a number, and is left out; pass loss.item()")
         return None
 
     def _refuse(self, why: str) -> None:
@@ -193,7 +193,7 @@ def _rows_of(columns: Columns) -> Iterator[StepValues]:
 
 
 def merge(columns: Columns, into_one: int) -> Columns:
-    """The same steps in fewer rows, `into_one` consecutive ones of a kind in each."""
+    """Merge steps into fewer rows, each of `into_one` consecutive steps of a kind."""
     phases = columns["phase"]
     length = len(phases)
     is_one_kind = phases.count(phases[0]) == length and phases[0] in _MERGED_PHASES
@@ -210,7 +210,7 @@ def merge(columns: Columns, into_one: int) -> Columns:
 
 
 def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[Step]:
-    """One row for each kind; requests as they are."""
+    """Merge the rows into one for each kind; requests are not merged."""
     rows = [Step(*row) for row in _rows_of(columns)]
     requests = [row for row in rows if row.phase not in _MERGED_PHASES]
     merged: list[Step] = []
@@ -226,7 +226,7 @@ def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[St
 
 
 def _one_after_the_other(latest_first: list[Step]) -> list[Step]:
-    """Rows of spans that did not overlap, moved so that they do not overlap either."""
+    """Move rows so that they do not overlap, as the spans merged in them did not."""
     moved: list[Step] = []
     for row in latest_first:
         end_ns = min(row.end_ns, moved[-1].start_ns) if moved else row.end_ns
@@ -236,7 +236,7 @@ def _one_after_the_other(latest_first: list[Step]) -> list[Step]:
 
 
 def _sums(columns: Columns, into_one: int) -> Columns:
-    """One row for every `into_one` rows, which are all of a kind."""
+    """Merge every `into_one` rows into one. All rows are of one kind."""
     starts, ends = columns["start_ns"], columns["end_ns"]
     length = len(starts)
     slices = [slice(first, first + into_one) for first in range(0, length, into_one)]
@@ -264,7 +264,7 @@ def _sums(columns: Columns, into_one: int) -> Columns:
 
 
 def _latest(values: Sequence[float | None]) -> float | None:
-    """The last number, if there is one; of a loss that diverged, where it did."""
+    """The last number, or the first that is not finite: a loss that diverged stays visible."""
     numbers = [value for value in values if value is not None]
     last = numbers[-1] if numbers else None
     return next((value for value in numbers if not math.isfinite(value)), last)

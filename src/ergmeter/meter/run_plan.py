@@ -4,7 +4,8 @@ A run that can't be written leaves no directory behind and no probe open. If a r
 a new one is made.
 
 One rank of a node reads the devices (`DeviceClaim`); the others record their steps and stand by. If
-it ends, is killed or its probe fails, another takes over within a second. Counters lose nothing.
+it ends, is killed or its probe fails, another takes over within a second. Energy counters lose
+nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class DeviceClaim:
         self._socket: socket.socket | None = None
 
     def take(self) -> bool:
-        """Tries to take the claim. True if it is ours."""
+        """Try to take the claim. True if this process has it, or if claims don't work here."""
         if self._socket is not None or sys.platform != "linux":
             return True
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -81,7 +82,7 @@ class DeviceClaim:
 
 
 def _in_child() -> None:
-    """A forked child has the socket too, and would keep the claim of a parent that has died."""
+    """Release the claims in a forked child: its copy of a socket would outlive the parent's."""
     for claim in tuple(_claims):
         claim.release()
 
@@ -97,11 +98,11 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What this rank is meant to reach, one of the first three; and what the run may use up.
+    """A goal of this rank (one of steps, tokens, flops), and limits of the run (kwh, cost, hours).
 
-    Of several ranks with data of their own each has its share: `tokens=total // world_size`. What
-    may be used up (`kwh`, `cost` in what the prices are in, `hours`) is of all that this process
-    watches, and an alert when it is: `Meter(stop_on="budget")` stops for it.
+    If ranks have data of their own, give each its share: `tokens=total // world_size`. The limits
+    (`cost` in the currency of the prices) are for all that this process measures. Exceeding one is
+    an alert: `Meter(stop_on="budget")` stops for it.
     """
 
     steps: int | None = None
@@ -117,12 +118,12 @@ class Budget:
         amounts = [*goals.values(), *limits]
         if len(goals) > 1 or not amounts or not all(amount > 0 for amount in amounts):
             raise UsageError(
-                "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
-                f" the run may use up: kwh, cost, hours; got {self!r}"
+                "a budget is at most one of steps, tokens and flops, and any of kwh, cost and"
+                f" hours, all above 0; got {self!r}"
             )
 
     def as_json(self) -> dict[str, float]:
-        """The goal by its unit, for the writer's header; limits are among the alerts."""
+        """The goal by its unit, for the writer's header, which has the limits as alert rules."""
         goals = {"steps": self.steps, "tokens": self.tokens, "FLOPs": self.flops}
         return {unit: float(total) for unit, total in goals.items() if total is not None}
 
@@ -168,15 +169,15 @@ _Value = TypeVar("_Value")
 
 
 def listed(option: str, values: Iterable[_Value]) -> tuple[_Value, ...]:
-    """The values of an option that takes a list. UsageError for a text, whose letters they'd be."""
+    """The values of an option that takes a list. UsageError for a single text."""
     if isinstance(values, str):
         raise UsageError(f"{option} is a list; got {values!r}: give {option}=[{values!r}]")
     return tuple(values)
 
 
 def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
-    """What a user may ask for. UsageError for a probe there isn't: in a run it would be one more
-    that is not available here."""
+    """The names of the requested probes. UsageError for an unknown name, which would otherwise be
+    recorded as a probe that is not available here."""
     if asked is None:
         return None
     names = listed("probes", asked)
@@ -197,12 +198,12 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The plan of a Meter's run: probes, settings, path. Each way to begin gives a `HandOver`."""
+    """The plan of a Meter's run: probes, settings, path. Each way to begin makes a `HandOver`."""
 
     name: str
     settings: Settings
     out: Path | None
-    probes: tuple[str, ...] | None  # None: those that suit the place
+    probes: tuple[str, ...] | None  # None: the defaults of the place
     probe_options: Mapping[str, Mapping[str, Any]]
     rank: int | None
     budget: Budget | None
@@ -212,7 +213,7 @@ class RunPlan:
     alerts: AlertPlan | None = None
 
     def begun(self, *, only_joins: bool = False) -> HandOver:
-        """A share of the run that this process belongs to, or of a run of its own."""
+        """Join the run that this process belongs to, or make a run of its own."""
         if self.around is not None:
             names = [name for name in self._wanted if name != "process"]
             return self._share(self.around.run, self._opened(names, path=self.around.run))
@@ -226,13 +227,13 @@ class RunPlan:
         except OSError as error:
             run = f"the run that {fmt.RUN_VARIABLE} names, {named},"
             message = f"{run} can't be joined ({os_error_text(error)})"
-            if only_joins:  # nobody asked for a run
+            if only_joins:  # the user asked for no run
                 raise UsageError(message) from error
             print_notice(f"{message}; making a run of its own")
             return self._own()
 
     def forked(self, run: Path) -> HandOver:
-        """The share of a forked process. Its parent reads the probes already."""
+        """Join `run` from a forked process. Its parent reads the probes already."""
         return self._share(run, Opened())
 
     def watched(self, run: Path, pid: int) -> Opened:
@@ -267,7 +268,7 @@ class RunPlan:
         return open_probes(request, names, options=self.probe_options)
 
     def _joined(self, run: Path) -> HandOver:
-        """Join the run of the recorder around this program."""
+        """Join the run of the `erg record` around this program."""
         # It samples the devices already; a second reader adds only cost.
         names = ("allocator",) if self.probes is None else self.probes
         (run / fmt.RUN_FILE).stat()
@@ -292,8 +293,8 @@ class RunPlan:
             raise UsageError(f"the run {path} {reason}; choose another directory") from error
 
     def _made(self, path: Path, header: dict[str, Any]) -> Path:
-        """The run, made or joined. Where we name it, beside that of an earlier launch, which may
-        have all in common with ours that a rank knows."""
+        """Make or join the run. A generated name gets a number if an earlier launch has it: a rank
+        may know nothing that differs between two launches."""
         if self.out is not None or header["group"] is None:
             return create_or_join(path, header)
         for number in range(2, _LAUNCHES):
@@ -309,8 +310,8 @@ class RunPlan:
             ParallelLayout.parsed(self.settings.layout).check(world)
 
     def _ranks_share(self, run: Path, group: str, names: tuple[str, ...]) -> HandOver:
-        """The share of one of several ranks: its own process, and the devices if it is the first
-        here that asks for them."""
+        """Join `run` as one of several ranks: read its own process, and each device that no other
+        rank of this node reads."""
         opened = self._opened([n for n in names if n in _OWN_PROBES], path=Path.cwd())
         word = f"{group}|{run.absolute()}"
         duties = [_Duty(self, name, word=word) for name in names if name not in _OWN_PROBES]
@@ -324,7 +325,7 @@ class RunPlan:
         return handover
 
     def _share(self, run: Path, opened: Opened, duties: Iterable[_Duty] = ()) -> HandOver:
-        """A writer in this run, with what it needs to know at its head."""
+        """Make a writer in this run, with its header, and the hand-over to it."""
         source, stream = ("recorder", "output") if self.around else ("meter", "")
         header = writer_header(source)
         header.update(self.facts())
@@ -358,12 +359,12 @@ class RunPlan:
 
 
 def _own_device(writer: str, *, whole_processes: bool) -> Device:
-    """What this writer's own cost is written under: its own, or that of two would become one."""
+    """The device under which a writer stores ergmeter's own cost; each writer has one."""
     what, counted = ("processes",) * 2 if whole_processes else ("threads", "all threads")
     return Device(own_id(writer), "self", f"ergmeter's own {what}", "self", {"counted": counted})
 
 
-# What speaks of one process alone; everything else is the same for all that see it.
+# Probes of one process alone; all others read the same for every process.
 _OWN_PROBES = ("process", "allocator")
 
 
@@ -372,7 +373,7 @@ class _AllocatorLater:
     """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
 
     plan: RunPlan
-    is_silent: bool = True  # it takes nothing over from anybody
+    is_silent: bool = True  # no process read it before
 
     def taken(self) -> Opened | None:
         """The probe, if CUDA is in use by now."""
@@ -394,10 +395,10 @@ class _Duty:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def taken(self) -> Opened | None:
-        """The probe, or why it can't work here; None while another process reads for us."""
+        """The probe, or why it can't work here; None while another process reads the device."""
         if self._over.is_set() or (self._claim is not None and not self._claim.take()):
             return None
-        # Ranks are children of one launcher, which is how they are told from other programs.
+        # With several ranks, all children of their launcher count as the program's processes.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
         opened = self.plan._opened([self.name], path=Path.cwd(), environment=several)
         devices = sorted(device.id for probe in opened.probes for device in probe.devices)
@@ -412,8 +413,8 @@ class _Duty:
         return None if opened.probes else opened
 
     def release(self) -> None:
-        """Let another rank read, if it goes on. We do not, ever again: our probe or we have ended,
-        and whoever takes a claim while it ends holds what nobody reads."""
+        """Let another rank read the device. This process never claims it again: its probe has
+        ended, so it would hold a claim without reading."""
         self._over.set()
         if self._claim is not None:
             self._claim.release()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 EVERY_S = 10.0
-# Of updates every 10 s, those of an hour: what a server that is restarted should not cost us.
+# One hour of updates at 10 s, so that a server may restart without a loss.
 MAX_WAITING = 360
 # How long the end of a program waits for its sinks, all of them together.
 STOP_S = 10.0
@@ -62,7 +62,7 @@ def _declared(plan: SinkPlan) -> type[DeclaredSink] | None:
     """The class of a sink that declares its options and its library, else None."""
     try:
         sink = registry.load("sinks", plan.name) if plan.made is None else None
-    except PluginError:  # which is said when it is opened
+    except PluginError:  # reported when the sink is opened
         return None
     return sink if isinstance(sink, type) and issubclass(sink, DeclaredSink) else None
 
@@ -90,7 +90,7 @@ def _parsed(text: str) -> SinkPlan:
         option, equals, value = part.partition("=")
         if not equals:
             raise UsageError(
-                f"sink {text}: {part!r} is no option; give NAME:OPTION=VALUE,OPTION=VALUE"
+                f"sink {text}: {part!r} is not OPTION=VALUE; give NAME:OPTION=VALUE,OPTION=VALUE"
             )
         options[option] = yaml.safe_load(value)
     return SinkPlan(name, options)
@@ -104,7 +104,7 @@ class _Outlet(QueueThread):
         self._plan = plan
         self._request = request
         self._mark = mark
-        self._gone = False  # for good
+        self._gone = False  # given up for good
         self._failures = 0
         self._dropped = 0
         self._thread.start()
@@ -114,7 +114,7 @@ class _Outlet(QueueThread):
             self._dropped += self._queue(update)
 
     def join(self, until_s: float) -> None:
-        """Waits for it at most that long, and marks what was left behind."""
+        """Wait for the thread until `until_s`, and mark how many updates were not sent."""
         self._thread.join(max(0.0, until_s - time.monotonic()))
         left = len(self._waiting) + self._dropped
         if self._thread.is_alive() and not self._gone:
@@ -185,7 +185,7 @@ class _Outlet(QueueThread):
 
 
 class Feed:
-    """Makes the updates and hands them out. Its thread starts when the run has begun."""
+    """Makes updates of the run's metrics and queues them for each sink, on its own thread."""
 
     def __init__(
         self, plans: tuple[SinkPlan, ...], handover: HandOver, *, name: str, every_s: float
@@ -205,7 +205,7 @@ class Feed:
         handover.costs.append(lambda: self._cpu_s)
 
     def start(self) -> None:
-        """Begin to feed. What can't be delivered for want of a library is said at once."""
+        """Start the thread. Print a notice for each sink whose library is not installed."""
         for plan in self._plans:
             declared = _declared(plan)
             message = missing_library(declared) if declared is not None else ""
@@ -214,7 +214,7 @@ class Feed:
         self._thread.start()
 
     def stop(self, ended: str) -> None:
-        """One last update, then the figures of the whole run; wait for the sinks, not for long."""
+        """Send a last update and the whole run's metrics; wait up to STOP_S for the sinks."""
         self._ended = ended
         until_s = time.monotonic() + STOP_S
         self._stopping.set()
@@ -231,7 +231,7 @@ class Feed:
 
     @property
     def _is_first(self) -> bool:
-        """True on the rank that feeds for all."""
+        """True on rank 0, which feeds the sinks for all ranks."""
         return self._handover.rank == 0
 
     def _feed(self, *, is_last: bool) -> None:
@@ -263,7 +263,7 @@ class Feed:
             updates.append(newest)
 
     def _add_final(self, updates: list[Update]) -> None:
-        """Adds the metrics of the whole run, if it has a step. It is still open, and has ended."""
+        """Adds the whole run's metrics, if it has a step, with the status that it will end with."""
         from ergmeter.metrics.live.recent_window import whole_run_update  # noqa: PLC0415
 
         with suppress(NotMeasurable):

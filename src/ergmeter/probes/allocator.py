@@ -1,9 +1,10 @@
 """Reads torch's caching allocator: bytes allocated and reserved by this process on each GPU.
 
-torch returns 0 for a device it has not used, which is no measurement. Listing GPUs through torch
-initialises CUDA: a CPU program would get a context on a GPU, and children of a fork could not use
-one. So nothing is read before the program itself has initialised CUDA, and torch is never imported
-for it. The values are the allocator's own statistics: reading them does not synchronise the device.
+torch returns 0 for a device it has not used, which is not a measurement. Listing GPUs through torch
+initialises CUDA: a CPU program would get a context on a GPU, and forked children could not use
+CUDA. So nothing is read before the program itself has initialised CUDA, and this module never
+imports torch. The values are the allocator's own statistics: reading them does not synchronise the
+device.
 
 Every rank calls its device cuda:0 or similar, so host and process are part of the id. Reserved
 bytes are the high-water mark, as allocated bytes are: between two readings the allocator may take
@@ -24,7 +25,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
 
-NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator keeps no books"
+NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator has no statistics"
 
 
 class AllocatorProbe(DeclaredProbe):

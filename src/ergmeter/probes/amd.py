@@ -7,8 +7,8 @@ The amdsmi binding prints to stdout and raises a KeyError where it finds no libr
 imported only where the kernel driver is present, with its output captured. Each call asks the
 firmware: power is read every time, the rest once a second.
 
-An MI250X has two dies and one sensor, on the first die. A process on the second die counts as
-another process on the board, even where the program can see only one of the two.
+An MI250X has two dies and one sensor, on the first die. So a process on the second die counts as
+another program on the board, even where the program can see only the first die.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ergmeter.units import HZ_PER_MHZ, J_PER_UJ
 
 # -- one GPU ---------------------------------------------------------------------------------------
 # A field that a GPU lacks reads "N/A", 65535 or the largest integer of its width. The second die of
-# an MI250X reads 0 W, because the first reports the power of both. All of these are absent here. A
+# an MI250X reads 0 W, because the first reports the power of both. All of these become None here. A
 # 32-bit energy accumulator wraps, every 94 s at 700 W.
 
 _WRAP = 1 << 32  # of a 32-bit accumulator
 _LEAST_APART_S = 0.1
-_MOST_W = 5000.0  # no GPU draws more: what would need more is no wrap but a reset
-# How "there is none" reads, by the width of the field.
+_MOST_W = 5000.0  # no GPU draws more: a fall that implies more is a reset, not a wrap
+# How a field without a value reads, by its width.
 _NONE = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 _UNSUPPORTED = (2, 3)  # of amdsmi_status_t: not supported, not yet implemented
@@ -59,7 +59,7 @@ class AmdGpu:
         self.device = device
         self.silent = 0
         self.error: str = ""
-        self.beside: AmdGpu | None = None  # a second die that its sensors include
+        self.beside: AmdGpu | None = None  # a second die that this one's sensors include
         self._unsupported: set[str] = set()
         self._counter = _Counter()
         self._held_back: dict[str, int] = {}
@@ -68,7 +68,7 @@ class AmdGpu:
         device.facts["has_energy_counter"] = self._energy_j() is not None
 
     def samples(self, *, slow: bool) -> list[Sample]:
-        """Power; if `slow`, also the slow gauges, with the counter in its own sample."""
+        """Read power; if `slow`, also the other gauges, then the energy counter."""
         self.error = ""
         t_ns = time.monotonic_ns()
         power_w = self._power_w(self._field)
@@ -125,7 +125,7 @@ class AmdGpu:
         return bits
 
     def _ask(self, name: str) -> Any:  # noqa: ANN401  as the binding answers
-        """The answer, or None. What is not supported is not asked again."""
+        """amdsmi's answer to a query, or None. Unsupported queries are not made again."""
         if name in self._unsupported:
             return None
         try:
@@ -140,14 +140,14 @@ class AmdGpu:
 
 
 class _Counter:
-    """Unwraps an accumulator that may be 32 bits wide."""
+    """Makes an energy accumulator that may wrap at 32 bits into one that only grows."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
         self._wrapped = 0
 
     def joules(self, steps: int, step_j: float) -> float:
-        """Joules so far. A fall that is no wrap is passed on: the counter was reset."""
+        """Joules so far. If the counter was reset, not wrapped, the value falls."""
         now_s = time.monotonic()
         if self._last is not None and steps < self._last[0] < _WRAP:
             grown_j = (steps + _WRAP - self._last[0]) * step_j
@@ -178,12 +178,12 @@ def error_text(error: Any) -> str:  # noqa: ANN401  an exception of the binding'
 
 
 def number(value: object) -> float | None:
-    """The value if it is a number: not "N/A", and not the largest of its width."""
+    """The value if it is a number, not "N/A" and not a code for "no value"; else None."""
     return value if isinstance(value, int | float) and value not in _NONE else None
 
 
 def scaled(value: object, factor: float) -> float | None:
-    """The value in a base unit, if it is a number."""
+    """The value times `factor`, in a base unit; None if it is not a number."""
     unscaled = number(value)
     return None if unscaled is None else unscaled * factor
 
@@ -200,9 +200,9 @@ def _percent(value: object) -> float | None:
 
 
 def visible(environment: Mapping[str, str], gpus: Sequence[dict[str, Any]]) -> list[int]:
-    """The amdsmi indices of the GPUs that HIP shows to a process, by each GPU's facts.
+    """The amdsmi indices of the GPUs that HIP shows to a process, from each GPU's facts.
 
-    As the runtimes read a list: it ends at the first entry that names no GPU.
+    As in the ROCm runtimes, a list ends at its first entry that names no GPU.
     """
     if not gpus:
         raise NotMeasurable("the AMD driver shows no GPU: see `amd-smi list`")
@@ -246,7 +246,7 @@ def _gpu_of_entry(
 
 # -- the probe -------------------------------------------------------------------------------------
 
-KFD = "/dev/kfd"  # the compute driver's door: without it no program computes on an AMD GPU
+KFD = "/dev/kfd"  # the compute driver's device: without it no program computes on an AMD GPU
 SLOW_PERIOD_S = 1.0
 SILENT_READINGS = 5  # in a row that gave nothing: the GPU is lost
 
@@ -276,14 +276,14 @@ class AmdProbe(DeclaredProbe):
         self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
 
     def read(self) -> Sequence[Sample | Mark]:
-        """Power of every GPU; once a second also its counter and the other gauges.
+        """Read the power of every GPU; once a second also its energy counter and other gauges.
 
         A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
         """
         return list(self._reading(slow=time.monotonic() >= self._slow_due_s))
 
     def read_last(self) -> Sequence[Sample | Mark]:
-        """A full reading, with a mark if the use of the GPUs is unknown."""
+        """Read everything once more, with a mark if it is unknown who used the GPUs."""
         records = list(self._reading(slow=True))
         if not self._usage.has_recognised:
             why = "amdsmi listed no process of the run on any GPU"
@@ -297,7 +297,7 @@ class AmdProbe(DeclaredProbe):
             self._smi.amdsmi_shut_down()
 
     def processes(self) -> dict[str, list[int]]:
-        """The processes on each GPU now."""
+        """The ids of the processes on each GPU now, by device."""
         return {gpu.device.id: gpu.processes() for gpu in self._gpus}
 
     def _reading(self, *, slow: bool) -> Iterator[Sample | Mark]:
@@ -335,7 +335,7 @@ _FACTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _binding(kfd: Path) -> Any:  # noqa: ANN401  the binding has no types
-    """The amdsmi module, where the kernel driver is present."""
+    """Import amdsmi if the kernel driver is present; else raise NotMeasurable."""
     if not kfd.exists():
         raise NotMeasurable(f"no AMD GPU to compute on here: {kfd} does not exist")
     try:
@@ -393,9 +393,9 @@ def _facts(smi: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _note_second_dies(gpus: Mapping[int, AmdGpu], unseen: Mapping[int, AmdGpu]) -> None:
-    """Mark second dies without a sensor: the board's first die reports the power of both.
+    """Add facts to second dies without a sensor: the board's first die reports the power of both.
 
-    By the library's numbers, where they are neighbours; `unseen` are not shown to the program.
+    The two dies of a board have neighbouring indices. `unseen`: dies hidden from the program.
     """
     every = {**gpus, **unseen}
     for index in sorted(every):
@@ -404,7 +404,7 @@ def _note_second_dies(gpus: Mapping[int, AmdGpu], unseen: Mapping[int, AmdGpu]) 
             continue
         own, other = first.device.facts, second.device.facts
         other["energy_counted_in"] = first.device.id
-        why = f"what it draws is in the readings of {first.device.id}, the board's first die"
+        why = f"its power is in the readings of {first.device.id}, the board's first die"
         if index in unseen:
             why += ", which is not shown to this program"
         other["absent"] = {why: ["power_w", "energy_j"]}
@@ -431,5 +431,7 @@ def _refusal(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
             " (`sudo usermod -a -G render,video $USER`), and log in again"
         )
     if code == _NOT_LOADED:
-        return "the AMD driver is not loaded: run `sudo modprobe amdgpu`, and if that fails `dmesg`"
-    return f"amdsmi says {error_text(error)}: run `amd-smi list`; what it needs, this needs too"
+        return (
+            "the AMD driver is not loaded: run `sudo modprobe amdgpu`; if that fails, see `dmesg`"
+        )
+    return f"amdsmi says {error_text(error)}: run `amd-smi list`, and fix what that reports"

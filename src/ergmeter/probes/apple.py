@@ -74,8 +74,8 @@ class AppleProbe(DeclaredProbe):
         self._stream.close()
 
 
-# Of each part: the device's kind, what follows the chip's name in its name, and its scope. A GPU
-# has the chip's name: under that one its peak is found.
+# For each part: the device's kind, the suffix to the chip's name, and the scope. The GPU has no
+# suffix, since its peak is found under the chip's name.
 _PARTS: dict[str, tuple[Any, str, str]] = {
     "gpu": ("gpu", "", "the GPU's rails, without memory"),
     "cpu": ("cpu", " CPU", "the CPU's rails, without memory"),
@@ -99,7 +99,7 @@ def _tool(system: str = sys.platform) -> str:
 
 
 def _present(report: Mapping[str, Any]) -> list[str]:
-    """The parts this Mac reports power for. Memory and machine read 0 W where it does not."""
+    """The parts that this Mac reports power for. 0 W for memory or machine means no sensor."""
     parts = [part for part in ("gpu", "cpu") if _number(report.get(f"{part}_power")) is not None]
     return parts + [part for part in ("ram", "sys") if _number(report.get(f"{part}_power"))]
 

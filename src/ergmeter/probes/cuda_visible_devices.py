@@ -3,9 +3,9 @@
 NVML ignores CUDA_VISIBLE_DEVICES, so its index 0 may be a GPU that the process never uses.
 
 A GPU in MIG mode is several devices, and never one by itself. An entry names an instance by its
-UUID, or in the older form by that of its board and two numbers (MIG-GPU-<uuid>/<gpu instance>/
-<compute instance>). Where a whole board in MIG mode is named, CUDA takes one of its instances. All
-of them are read, and the processes on them tell which it is.
+UUID, or in the older form by its board's UUID and two numbers (MIG-GPU-<uuid>/<gpu instance>/
+<compute instance>). If an entry names a whole board in MIG mode, CUDA uses one of its instances.
+All of them are read then, and the processes on them show which one it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ergmeter.errors import NotMeasurable
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A MIG instance: its UUID, where NVML lists it, and its numbers on the board."""
+    """A MIG instance: its UUID, NVML's indices of it, and its numbers on the board."""
 
     uuid: str
     gpu: int  # NVML's index of the board
@@ -37,8 +37,8 @@ def visible(
 ) -> list[int | Instance]:
     """The devices that CUDA shows to a process: NVML indices of GPUs, and MIG instances.
 
-    `instances` has those of each GPU that is in MIG mode. As CUDA reads the list: it ends at the
-    first entry that names nothing, and one GPU named twice makes the whole list void.
+    `instances` has the MIG instances of each GPU in MIG mode. As in CUDA, the list ends at the
+    first entry that names no device, and a GPU that is named twice makes the whole list void.
     """
     if not uuids:
         raise NotMeasurable("the NVIDIA driver shows no GPU: see `nvidia-smi -L` and `lspci`")
@@ -87,7 +87,7 @@ def _device_of_entry(
 
 
 def _matches(instance: Instance, entry: str, uuids: Sequence[str]) -> bool:
-    """True if an entry is the start of an instance's UUID, or its numbers on its board."""
+    """True if an entry is the start of an instance's UUID, or names its board and numbers."""
     older = re.fullmatch(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)", entry)
     if older is None:
         return instance.uuid.startswith(entry)
@@ -106,7 +106,7 @@ def _parts(
 
 
 def is_order_assumed(environment: Mapping[str, str], names: set[str]) -> bool:
-    """True if CUDA may number these GPUs differently from NVML, the fastest first."""
+    """True if an index in CUDA_VISIBLE_DEVICES may count GPUs by speed, and not as NVML does."""
     if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return False
     return re.search(r"(^|,)\s*\d", environment.get("CUDA_VISIBLE_DEVICES", "")) is not None
@@ -135,8 +135,8 @@ for index in range(count.value):
 def with_uuids(
     environment: Mapping[str, str], gpus: Sequence[tuple[str, str]], *, wait_s: float = ANSWER_S
 ) -> Mapping[str, str] | None:
-    """The environment with the GPUs of its list by UUID, where CUDA may count otherwise than along
-    the bus; None where it may and can't be asked. `gpus` has UUID and name of every GPU here."""
+    """The environment, with CUDA_VISIBLE_DEVICES as UUIDs if CUDA may count GPUs by speed. None if
+    CUDA can't be asked then. `gpus`: UUID and name of every GPU here."""
     if not is_order_assumed(environment, {name for _, name in gpus}):
         return environment
     asked = cuda_uuids(environment, wait_s=wait_s)
@@ -146,7 +146,7 @@ def with_uuids(
 
 
 def cuda_uuids(environment: Mapping[str, str], *, wait_s: float = ANSWER_S) -> list[str]:
-    """UUIDs of the GPUs that a program with this environment sees; none if CUDA can't say."""
+    """UUIDs of the GPUs that CUDA shows to a program with this environment; empty on failure."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", _ASK],

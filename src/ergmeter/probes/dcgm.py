@@ -5,8 +5,8 @@ name (`--probe nvml --probe dcgm`) and read through its tool, which prints a lin
 interval. (dcgm-exporter updates every 30 s by default, without a timestamp.)
 
 DCGM numbers GPUs in its own order, which CUDA_VISIBLE_DEVICES does not use. UUIDs and bus ids come
-from `dcgmi discovery`: a number counts along the bus, as in NVML, or as CUDA says where GPUs
-differ. So its values belong to the same GPUs that NVML reads.
+from `dcgmi discovery`. So an index in that variable is resolved along the bus, as in NVML, or by
+CUDA where GPUs differ, and the values belong to the same GPUs that NVML reads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DcgmProbe(DeclaredProbe):
         identities = [(gpu["uuid"], gpu["name"]) for gpu in uuids]
         by_uuid = with_uuids(request.environment, identities, wait_s=ANSWER_S / 4)
         assumed = {"order_is_assumed": True} if by_uuid is None else {}
-        # Whole boards: DCGM's lines of MIG instances have their board's name and a number.
+        # Whole boards only: DCGM prints MIG instances under their board's name and a number.
         chosen = visible(by_uuid or request.environment, [uuid for uuid, _ in identities])
         gpus = [uuids[index] for index in chosen if isinstance(index, int)]
         self._ids = {gpu["id"]: gpu["uuid"] for gpu in gpus}
@@ -110,7 +110,7 @@ class DcgmProbe(DeclaredProbe):
 
 
 def _discover_gpus(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
-    """The GPUs that DCGM lists, in bus order, as NVML has them."""
+    """The GPUs that DCGM lists, in the order of the PCI bus, as in NVML."""
     try:
         done = subprocess.run(
             [tool, "discovery", "-l"], capture_output=True, text=True, timeout=wait_s, check=False
@@ -121,7 +121,7 @@ def _discover_gpus(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
     if not gpus:
         answer = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
         raise NotMeasurable(
-            f"{TOOL} finds no GPU (it says: {answer}): start its service, nvidia-dcgm"
+            f"{TOOL} finds no GPU (it prints: {answer}): start its service, nvidia-dcgm"
         )
     return sorted(gpus, key=lambda gpu: _bus_address(gpu["bus"]))
 

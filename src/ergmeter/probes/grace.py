@@ -1,8 +1,8 @@
 """Reads the power of NVIDIA Grace CPUs and of the modules they share with a GPU, from ACPI meters.
 
-"Module Power" of a GH200 or GB200 includes the GPU, its memory, the CPU, its memory and regulator
+"Module Power" of a GH200 or GB200 includes the GPU, the CPU, the memory of both, and regulator
 losses. It is a device of its own kind, which no sum includes. "Grace Power" is the whole CPU
-socket; the rails of CPU and SysIO are parts of it, and are left out with that reason.
+socket; the CPU and SysIO rails are parts of it, and are left out for that reason.
 
 A meter has no energy counter, only the mean power of its last interval, 50 ms or 1 s as configured.
 """
@@ -99,8 +99,8 @@ class GraceProbe(DeclaredProbe):
 
 
 def _meters(root: Path) -> Iterator[_Meter]:
-    """Find the meters by their labels."""
-    # The files lie with the ACPI device, or in the class directory itself, by the kernel's age.
+    """Yield the power meters under `root`, found by their labels."""
+    # Depending on the kernel, the files are with the ACPI device or in the class directory.
     for pattern in ("hwmon*/device/power*_oem_info", "hwmon*/power*_oem_info"):
         for file in sorted(root.glob(pattern)):
             try:

@@ -37,15 +37,15 @@ POWER_FILE = "stats/power/utilization"
 _MOVED_POWER_FILE = "**/power/utilization"  # driver 2.31 has moved files of its tree
 # Fields that are never read, by the reason.
 _ABSENT = {
-    "the driver says only a share of a maximum that AWS does not publish, by the minute and without"
-    " the background power": ["power_w", "energy_j"],
+    "the driver gives only a share of a maximum that AWS does not publish, once a minute, without"
+    " background power": ["power_w", "energy_j"],
     "AWS exposes no temperature, clock or throttling": ["temperature_c", "clock_hz", "throttled"],
 }
 
 
 @dataclass
 class _Use:
-    """The use of one chip in a report."""
+    """The use of one chip, from one report of neuron-monitor."""
 
     busy_frac: float = 0.0
     memory_bytes: int | None = None
@@ -67,7 +67,7 @@ class NeuronProbe(DeclaredProbe):
             raise NotMeasurable(f"no AWS Neuron chip here: {self._root} does not exist")
         self._max_power_w = options.get("max_power_w")
         self._usage = UsageWatch(request.pid, request.environment)
-        self._minutes: dict[int, str] = {}  # the last line about power, by chip
+        self._minutes: dict[int, str] = {}  # the last text of the power file, by chip
         self._shares: dict[int, float] = {}
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(_config(self.period_s), file)
@@ -116,7 +116,7 @@ class NeuronProbe(DeclaredProbe):
         except (KeyError, ValueError):
             count = cores = 0
         if count < 1 or cores < 1:
-            reason = hardware.get("error") or "it names no chip"
+            reason = hardware.get("error") or "its report names no chip"
             raise NotMeasurable(f"{TOOL} sees no Neuron chip ({reason}): see `neuron-ls`")
         chosen = _visible(environment, count=count, cores=cores)
         kind = str(hardware.get("neuron_device_type", "AWS Neuron chip"))
@@ -138,7 +138,7 @@ class NeuronProbe(DeclaredProbe):
         return Device(f"{self.name}:{whose}", "gpu", kind, self.name, own)
 
     def _power_marks(self, t_ns: int) -> Iterator[Mark]:
-        """A mark for each chip's new minute of power shares."""
+        """Yield a mark for each chip with the power share of a new minute."""
         for chip, device in self._chips.items():
             text = _text(self._power_files[chip])
             if text is None or text == self._minutes.get(chip):
@@ -167,7 +167,7 @@ class NeuronProbe(DeclaredProbe):
 
 
 def uses(report: Mapping[str, Any], *, cores_per_chip: int) -> dict[int, _Use]:
-    """The use of each chip that a program has a core of."""
+    """The use of each chip with a core in use, by chip number, from a report."""
     uses_: dict[int, _Use] = defaultdict(_Use)
     for program in report.get("neuron_runtime_data") or ():
         groups = program.get("report") or {}

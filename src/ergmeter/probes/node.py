@@ -119,7 +119,7 @@ def physical_disks(names: Iterable[str], block: Path) -> frozenset[str]:
 
 
 def _is_physical_disk(folder: Path) -> bool:
-    """True for a device of its own, not one path of several to an NVMe disk."""
+    """True for a hardware device that is not one of several paths to an NVMe disk."""
     try:
         hidden = (folder / "hidden").read_text().strip() == "1"
     except OSError:
@@ -134,7 +134,7 @@ def network_cards(names: Iterable[str], net: Path) -> frozenset[str]:
 
 
 def total(counters: Mapping[str, ByteCounters], names: frozenset[str]) -> ByteCounters | None:
-    """The sum of the named counters; None if one is missing, as the sum would run backwards."""
+    """The sum of the named counters; None if one is missing, since the sum would fall."""
     if not names or not names <= counters.keys():
         return None
     return ByteCounters(
@@ -166,7 +166,7 @@ def _disk_bytes(path: str) -> tuple[int | None, int | None]:
 
 
 def _cpu_peak() -> dict[str, object]:
-    """The CPU's theoretical peak, with what that assumes."""
+    """Facts of the CPU's theoretical peak, with its assumptions; or why it is unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
         spec = cpu_peak_of(text, clock_hz=_highest_clock_hz())

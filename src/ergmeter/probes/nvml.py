@@ -33,9 +33,9 @@ from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
 # A board in MIG mode reports the sum of its instances' memory and no load, and its power can't be
 # divided among them. An instance has its own handle, with its memory and processes, and no sensor.
 
-# Why the board's figures are not an instance's.
+# Why the board's readings are not an instance's.
 NOT_ITS_OWN = (
-    "a MIG instance has no sensor of its own, and what its board does can't be divided among its"
+    "a MIG instance has no sensor of its own, and its board's readings can't be divided among its"
     " instances: measure on a GPU with MIG off"
 )
 
@@ -52,7 +52,7 @@ def instances_of(index: int) -> list[Instance] | None:
         return None
     instances = []
     for mig_index in range(count):
-        with contextlib.suppress(pynvml.NVMLError):  # a place that is free, or not shown to us
+        with contextlib.suppress(pynvml.NVMLError):  # an index without an instance, or hidden
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(board, mig_index)
             instances.append(
                 Instance(
@@ -72,7 +72,7 @@ def instances_of(index: int) -> list[Instance] | None:
 # GPM; on an H200 a reading takes 0.4 ms and needs no root. NVML reports percent and MiB/s; samples
 # have fractions and bytes per second.
 
-# NVIDIA asks for so much at the least between two samples: below it, they may hold the same counts.
+# NVIDIA's minimum between two samples: closer ones may have the same counts.
 SHORTEST_S = 0.1
 
 _FRAC_PER_PERCENT = 0.01
@@ -102,9 +102,9 @@ _NOT_ALLOWED = (
 
 
 class Counters:
-    """The hardware counters of one GPU. Raises NotMeasurable where they can't be read.
+    """The hardware counters (GPM) of one GPU. Raises NotMeasurable where they can't be read.
 
-    Not of a MIG instance: whether its shares are of the instance or of the board is not documented.
+    They are not read for MIG instances: NVIDIA does not document if their values are the board's.
     """
 
     def __init__(self, handle: object) -> None:
@@ -127,9 +127,9 @@ class Counters:
             self._wanted.metrics[index].metricId = metric
 
     def read(self, device: str) -> Sample | None:
-        """Means since the last reading; None if that is too recent.
+        """Means since the last successful reading; None if that is too recent.
 
-        Raises NVMLError. The time until then is in the next reading that succeeds.
+        Raises NVMLError. The next reading that succeeds then covers this time too.
         """
         if time.monotonic_ns() - self._since_ns < SHORTEST_S * 1e9:
             return None
@@ -155,7 +155,7 @@ class Counters:
         self._earlier = self._later = None
 
     def _take_sample(self, into: object) -> int:
-        """Take a sample; returns its time."""
+        """Take a sample into `into`; return its time in ns."""
         before_ns = time.monotonic_ns()
         pynvml.nvmlGpmSampleGet(self._handle, into)
         return (before_ns + time.monotonic_ns()) // 2
@@ -168,7 +168,7 @@ def _why(error: pynvml.NVMLError) -> str:
         return _NOT_ALLOWED
     if isinstance(error, pynvml.NVMLError_NotSupported):
         return _NO_GPM
-    return f"its hardware counters can't be read (GPM): NVML says {error}"
+    return f"this GPU's hardware counters (GPM) can't be read: NVML says {error}"
 
 
 # -- one GPU ---------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
     return int(value.value.uiVal) * W_PER_MW
 
 
-# What is asked of a handle; "instant" and "average" of what "field" or "fields" answered.
+# Queries of a handle; "instant" and "average" take an answer to "field" or "fields" instead.
 QUERIES: dict[str, Callable[[Any], Any]] = {
     "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT_AND_AVERAGE),
     "field": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT),
@@ -220,14 +220,14 @@ QUERIES: dict[str, Callable[[Any], Any]] = {
     "throttle": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
 }
 
-# What is asked of the board, also for a MIG instance.
+# Queries made of the board, also for a MIG instance.
 _OF_THE_BOARD = ("clock", "temperature", "events", "throttle")
 
-# What a part of a board does not have of its own: queries not made, and columns left empty.
+# A part of a board has no power reading of its own: queries not made, and columns left empty.
 _POWER_QUERIES = ("fields", "field", "instant", "average", "draw", "energy")
 _POWER = ("power_w", "power_average_w", "energy_j")
 _VGPU = (
-    "a vGPU is a share of a board, and what the board draws for it can't be told: measure on the"
+    "a vGPU is a share of a board, and its part of the board's power is unknown: measure on the"
     " host, or on a GPU that is passed through whole"
 )
 
@@ -250,13 +250,13 @@ class Gpu:
     def __init__(self, which: int | Instance, facts: Mapping[str, Any], *, probe: str) -> None:
         self.index = which if isinstance(which, int) else which.gpu
         self.is_lost = False
-        self.error: object | None = None  # NVML's last in the current reading
+        self.error: object | None = None  # NVML's last error in the current reading
         self._silent = 0  # readings in a row that gave errors and nothing else
         self._board = self._handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
         self._unsupported: set[str] = set()
         self._counters: Counters | None = None
-        self._failures = 0  # of reading them, in a row
-        self.absent: dict[str, list[str]] = {}  # columns it has nothing to say in, by the reason
+        self._failures = 0  # of reading the counters, in a row
+        self.absent: dict[str, list[str]] = {}  # columns that stay empty, by the reason
         own: dict[str, Any] = {"index": self.index}
         if isinstance(which, int):
             own |= self._as_a_board()
@@ -294,7 +294,7 @@ class Gpu:
         return {**own, "mig_instance": numbers}
 
     def gauges(self, *, slow: bool) -> Sample | None:
-        """Power, and the slow gauges if `slow`; None if the GPU answered nothing."""
+        """Read power, and if `slow` the other gauges; None if the GPU answered nothing."""
         self.error = self.error if self.is_lost else None
         before_ns = time.monotonic_ns()
         power_w, average_w = self._power(slow=slow)
@@ -315,7 +315,7 @@ class Gpu:
         return None if sample == Sample(t_ns, self.device.id) else sample
 
     def memory_in_use(self) -> int | None:
-        """Bytes in use by all processes now; None if the driver does not say."""
+        """Bytes in use by all processes now; None if the driver does not report them."""
         used_bytes: int | None = self._ask("memory")
         return used_bytes
 
@@ -327,9 +327,9 @@ class Gpu:
         return None if energy_j is None else Sample(t_ns, self.device.id, energy_j=energy_j)
 
     def activity(self) -> Sample | Mark | None:
-        """Means of the hardware counters since the last reading.
+        """Means of the hardware counters since the last reading; None if there are none now.
 
-        Where they fail again and again, as when another program has taken them, they are given up.
+        After repeated failures, as when another program uses the counters, reading them ends.
         """
         if self._counters is None or self._silent:  # a silent GPU may be lost
             return None
@@ -352,9 +352,9 @@ class Gpu:
             self._counters = None
 
     def note_answer(self, *, answered: bool) -> None:
-        """Note whether the last reading gave anything: too many failures, and the GPU is lost.
+        """Count readings without an answer: after SILENT_READINGS in a row the GPU is lost.
 
-        A reading that asked for nothing it supports has no error, and says nothing either way.
+        A reading without an answer and without an error asked nothing, so it does not count.
         """
         if answered:
             self._silent = 0
@@ -363,17 +363,17 @@ class Gpu:
         self.is_lost = self.is_lost or self._silent >= SILENT_READINGS
 
     def processes(self) -> dict[int, int | None] | None:
-        """The processes that compute on it, by the numbers NVML has for them, and their bytes; None
-        if it does not list them."""
+        """Bytes of each process that computes on the GPU, by NVML's process id; None if NVML does
+        not list them."""
         processes = self._ask("processes")
         if processes is None:
             return None
         return {process.pid: process.usedGpuMemory for process in processes}
 
     def usage(self, computing: Collection[int] | None) -> GpuUsage:
-        """The processes and memory that tell whether the GPU is used. `computing` was just read."""
+        """The processes and memory on the GPU. `computing`: its compute processes, just read."""
         graphics = self._ask("graphics")
-        # A part of a board draws nothing on a screen, and is not asked on every driver.
+        # MIG instances and vGPUs have no graphics, and not every driver supports the query.
         nobody = () if "graphics" in self._unsupported else None
         drawing = nobody if graphics is None else [process.pid for process in graphics]
         return GpuUsage(computing, drawing, self._ask("held"))
@@ -384,17 +384,17 @@ class Gpu:
         return "draw" if any(self._ask("draw") is not None for _ in range(_ATTEMPTS)) else None
 
     def _power(self, *, slow: bool) -> tuple[float | None, float | None]:
-        """Power, from the field chosen at the start; if `slow`, also its average."""
+        """Power in watts from the field chosen at the start; if `slow`, also its average."""
         instant_w = average_w = None
         if slow:
             instant_w, average_w = self._fields("fields")
         elif self._power_field == "instant":
             (instant_w,) = self._fields("field")
-        # As settled, also if the instant field recovers: a column keeps its meaning all through.
+        # The chosen field, even if the instant one recovers: a column must keep its meaning.
         return self._ask("draw") if self._power_field == "draw" else instant_w, average_w
 
     def _fields(self, query: str) -> list[float | None]:
-        """Watts by the fields of this query, instant power first."""
+        """Watts from the power fields of this query: instant power, then the average."""
         names = ("instant", "average") if query == "fields" else ("instant",)
         values = None if self._unsupported.issuperset(names) else self._ask(query)
         if values is None:
@@ -407,7 +407,7 @@ class Gpu:
         return self._ask("throttle") if "events" in self._unsupported else reasons
 
     def _ask(self, name: str, subject: object = None) -> Any:  # noqa: ANN401  untyped binding
-        """The answer, or None. Unsupported queries and lost GPUs are not asked again."""
+        """NVML's answer to a query, or None. Unsupported queries and lost GPUs are not asked."""
         if self.is_lost or name in self._unsupported:
             return None
         try:
@@ -422,7 +422,7 @@ class Gpu:
 
 
 def _answered_facts(facts: Mapping[str, Callable[[Any], Any]], handle: object) -> dict[str, Any]:
-    """The facts that NVML answers."""
+    """The facts that NVML can answer for this handle."""
     answers = {}
     for name, query in facts.items():
         with contextlib.suppress(pynvml.NVMLError):
@@ -433,14 +433,14 @@ def _answered_facts(facts: Mapping[str, Callable[[Any], Any]], handle: object) -
 # -- the probe -------------------------------------------------------------------------------------
 
 # The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
-# of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
-# ten times a second says how its joules are spread in between.
+# of CPU: ten a second would be 4 to 8 %. A counter read less often loses nothing, and power read
+# ten times a second shows how its joules are spread in between.
 COUNTER_SHARE = 0.002
 
-# The same for the hardware counters of activity: 0.4 ms a reading on an H200. What they say is a
-# mean since the last reading, so that nothing is missed by reading them less often. Where a reading
-# takes longer (2 to 6 ms in a virtual machine) a short run would have none within its window, so
-# they are at most this share of the run so far apart.
+# The same for the hardware counters of activity: 0.4 ms a reading on an H200. Their values are
+# means since the last reading, so reading them less often misses nothing. Where a reading takes
+# longer (2 to 6 ms in a virtual machine) a short run would have none within its window. So two
+# readings are at most MOST_APART_FRAC of the run's time so far apart.
 ACTIVITY_SHARE = 0.0005
 ACTIVITY_PERIOD_S = 1.0
 MOST_APART_FRAC = 0.05
@@ -487,22 +487,22 @@ class NvmlProbe(DeclaredProbe):
         self._memory_bytes: dict[str, int] = {}  # in use on each GPU at the last reading
         self._gpus: list[Gpu] = []
         self._gone: list[str] = []  # every lost GPU, with NVML's error
-        self._unreported: list[str] = []  # those of them that have had no Mark yet
+        self._unreported: list[str] = []  # lost GPUs without a Mark so far
         try:
             pynvml.nvmlInit()
             with self.closed_on_error():
                 self._gpus = self._open_gpus(request.environment)
         except pynvml.NVMLError as error:
-            unknown = f"NVML says {error}: run `nvidia-smi`; what it needs to work, this needs too"
+            unknown = f"NVML says {error}: run `nvidia-smi`, and fix what that reports"
             raise NotMeasurable(_REFUSALS.get(error.value, unknown)) from error
         self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
 
     def read_last(self) -> Sequence[Sample | Mark]:
-        """A reading that always includes the energy counters."""
+        """Read everything once more, the energy counters included."""
         return self.read(last=True)
 
     def read(self, *, last: bool = False) -> Sequence[Sample | Mark]:
-        """Power and gauges of every GPU; then the energy counters, as often as their cost allows.
+        """Read every GPU's power and gauges; then energy counters, as often as their cost allows.
 
         A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
         """
@@ -529,7 +529,7 @@ class NvmlProbe(DeclaredProbe):
         return [*records, *marks, *self._users(now_ns, self._memory_rose(), last=last)]
 
     def _memory_rose(self) -> dict[str, int]:
-        """GPUs whose memory in use has just risen as by a new context, with their bytes."""
+        """GPUs whose memory in use has just risen by a CUDA context or more, with their bytes."""
         rose = {}
         for gpu in self._gpus:
             name = gpu.device.id
@@ -541,9 +541,9 @@ class NvmlProbe(DeclaredProbe):
         return rose
 
     def _users(self, now_ns: int, rose: dict[str, int], *, last: bool) -> list[Sample | Mark]:
-        """Marks of the processes on the GPUs, and the program's share of memory.
+        """Marks of the processes on the GPUs, and samples of the program's memory there.
 
-        Where memory rose they are asked at once: a process may be gone at the next look.
+        GPUs whose memory `rose` are read at once: a process may be gone at the next reading.
         """
         bytes_by_pid: dict[str, dict[int, int | None]] = {}
         looks: dict[str, GpuUsage] = {}
@@ -585,7 +585,7 @@ class NvmlProbe(DeclaredProbe):
         return [record for record in records if record is not None]
 
     def _timed(self, read: Callable[[Gpu], _Read]) -> tuple[list[_Read], float]:
-        """A reading of every GPU, and the CPU seconds that it took."""
+        """Call `read` for every GPU; return the results, and the CPU seconds that they took."""
         before_s = time.thread_time()
         return [read(gpu) for gpu in self._gpus], time.thread_time() - before_s
 
@@ -628,7 +628,7 @@ class NvmlProbe(DeclaredProbe):
 
 
 def _identity(index: int) -> tuple[str, str]:
-    """UUID and name, both empty if NVML can't say."""
+    """UUID and name of a GPU, both empty if NVML can't answer."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         return pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)

@@ -2,9 +2,10 @@
 
 While a child runs, its CPU time is its own; once its parent has waited for it, the kernel adds it
 to the parent's "children" times. Summing own times forgets ended children, and adding the
-children's times counts them twice. `CpuLedger` credits each second once: growth of own times, and
-growth of the children's times less what was credited to the child while it ran. That includes a
-child that lived and ended between two reads. (The cgroup's counter would include other programs.)
+children's times counts them twice. `CpuLedger` credits each second once: the growth of own times,
+and the growth of the children's times, minus the time credited to the child while it ran. That
+includes a child that lived and ended between two reads. (The cgroup's counter would include other
+programs.)
 
 Memory is the sum of resident sizes, so pages shared between processes count once in each. PSS would
 be more exact, but makes the kernel walk every page table: milliseconds for each large process. A
@@ -28,10 +29,10 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
 
-# Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
-# large node has thousands. A little under a period, so that a read that comes early still looks;
-# more seldom where looking would cost more than this share of the time (a fresh child, whose memory
-# is not seen until then, is credited its CPU time all the same).
+# Finding descendants means reading the parent of every process on the machine: 15 µs each, and a
+# large node has thousands. The interval is a little under the probe's period, so that an early read
+# still looks. It is longer where looking would cost more than TREE_COST_FRAC of the time: a new
+# child's memory is missing until then, its CPU time is credited later.
 TREE_PERIOD_S = 1.9
 TREE_COST_FRAC = 0.0003
 _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
@@ -39,16 +40,16 @@ _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One process in the kernel's accounts: own CPU time, and that of children waited for."""
+    """One process's CPU times by the kernel: its own, and that of children it has waited for."""
 
     parent: int
-    started_s: float  # with the pid, an identity: pids are used again
+    started_s: float  # identifies the process together with the pid, since pids are reused
     own_s: float
     waited_s: float
 
 
 class CpuLedger:
-    """CPU time of a changing set of processes: each second once, never decreasing."""
+    """Sums the CPU time of a changing set of processes: each second once, never decreasing."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -66,14 +67,14 @@ class CpuLedger:
             arrived_s = usage.waited_s - last.waited_s
             credited_s = self._owed_s.get(pid, 0.0) + died_s.get(pid, 0.0)
             self.total_s += max(0.0, usage.own_s - last.own_s) + max(0.0, arrived_s - credited_s)
-            # A parent is read before its child: the child may be waited for in between, and its
-            # time arrive with the next read. Later than that it never will (SIGCHLD ignored).
+            # A parent is read before its child. If it waits for the child in between, the child's
+            # time arrives with the next read; if not then, never (SIGCHLD ignored).
             owed_s[pid] = min(max(0.0, credited_s - arrived_s), died_s.get(pid, 0.0))
         self._last, self._owed_s = now, owed_s
         return self.total_s
 
     def _credited_to_the_dead(self, now: Mapping[int, Usage]) -> dict[int, float]:
-        """CPU time credited to processes now gone, by the living ancestor that inherits it."""
+        """CPU time that was credited to processes now gone, by their nearest living ancestor."""
         died_s: defaultdict[int, float] = defaultdict(float)
         for pid, usage in self._last.items():
             if pid in now and now[pid].started_s == usage.started_s:
@@ -88,7 +89,8 @@ class CpuLedger:
 class ProcessProbe(DeclaredProbe):
     """Reads the measured process and its descendants, as one device.
 
-    The option `peak_bytes` is called after the program's end for the peak that the kernel reports.
+    The option `peak_bytes` is a function, called after the program's end, that returns the peak
+    memory that the kernel reports.
     """
 
     name = "process"
@@ -113,7 +115,7 @@ class ProcessProbe(DeclaredProbe):
         self._final_peak: Callable[[], int | None] | None = request.options.get("peak_bytes")
 
     def read(self) -> list[Sample]:
-        """The sum over the process tree now; nothing once the measured process is gone."""
+        """Memory and CPU time summed over the process tree; nothing once the process is gone."""
         self._find_members()
         t_ns = time.monotonic_ns()
         usages: dict[int, Usage] = {}
@@ -137,7 +139,7 @@ class ProcessProbe(DeclaredProbe):
         return [sample]
 
     def read_last(self) -> list[Sample]:
-        """A last reading; for a program that has ended, what is known only then."""
+        """Read once more, and add the peak memory of a program that has ended."""
         samples = self.read()
         peak_bytes = self._final_peak() if self._final_peak else None
         if peak_bytes is not None:

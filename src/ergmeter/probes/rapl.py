@@ -31,7 +31,7 @@ from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import J_PER_UJ
 
 ROOT = "/sys/class/powercap"
-MOST_W = 5000.0  # no package draws more, nor its memory
+MOST_W = 5000.0  # no package or its memory draws more
 _LEAST_APART_S = 0.1  # two reads may follow each other at once
 
 _ZONE = re.compile(r"(?P<package>intel-rapl(-mmio)?:\d+)(?P<sub>:\d+)?")
@@ -51,7 +51,7 @@ class _Zone:
     total_uj: int = 0
 
     def start(self) -> None:
-        """Take the counter's first value."""
+        """Read the counter's range and its first value."""
         self.range_uj = int((self.folder / "max_energy_range_uj").read_text())
         self.last_uj = self.total_uj = int((self.folder / "energy_uj").read_text())
         self.last_s = time.monotonic()
@@ -59,7 +59,7 @@ class _Zone:
     def energy_j(self) -> float:
         """Joules so far: reads the counter and adds its growth.
 
-        ValueError if it fell, and a wrap does not explain it.
+        ValueError if the counter fell, and a wrap does not explain the fall.
         """
         now_uj, now_s = int((self.folder / "energy_uj").read_text()), time.monotonic()
         grown_uj = now_uj - self.last_uj
@@ -120,7 +120,7 @@ class RaplProbe(DeclaredProbe):
 
 
 def absence(root: Path, system: str = sys.platform) -> str:
-    """Why there is no powercap directory, and what would help."""
+    """The reason why there is no powercap directory, and what would help."""
     if system != "linux":
         return f"RAPL counters are read through Linux's powercap, and this is {system}"
     return (
@@ -130,7 +130,7 @@ def absence(root: Path, system: str = sys.platform) -> str:
 
 
 def _zones(root: Path, skipped: dict[str, str]) -> Iterator[_Zone]:
-    """Find the zones that are devices; note the others with their reasons."""
+    """Yield the zones that become devices; add the others to `skipped`, with the reason."""
     domains: dict[str, str] = {}
     # "intel-rapl:" sorts after "intel-rapl-mmio:", and the MSR zones are the ones to prefer.
     for folder in sorted(root.iterdir(), key=lambda folder: ("mmio" in folder.name, folder.name)):
@@ -165,7 +165,7 @@ def _not_a_device(name: str, inside: str, *, is_part: bool) -> str | None:
 
 
 def _counts(zone: _Zone, skipped: dict[str, str]) -> bool:
-    """Start the zone's counter; False, with the reason noted, where it does not count."""
+    """Start the zone's counter. False, with the reason in `skipped`, if it does not count."""
     file = zone.folder / "energy_uj"
     try:
         zone.start()
@@ -181,7 +181,7 @@ def _counts(zone: _Zone, skipped: dict[str, str]) -> bool:
         skipped[zone.folder.name] = f"{zone.label} cannot be read: {error}"
         return False
     if zone.last_uj == 0:  # as some virtual machines and some desktop DRAM zones read, for ever
-        skipped[zone.folder.name] = f"{zone.label} reads 0: its counter does not count"
+        skipped[zone.folder.name] = f"{zone.label} reads 0: this counter does not count"
         return False
     return True
 

@@ -31,7 +31,7 @@ from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 # A recording is a folder with NAME_samples.csv and, where they exist, NAME_gpm.csv, NAME_steps.csv
 # and NAME_trace.json; a CSV may be gzipped. Times are nanoseconds from the recording's start.
 
-PROBE = "replay"  # that plays it
+PROBE = "replay"  # the probe's name
 FRAC_PER_PERCENT = 0.01
 
 Row = dict[str, str]
@@ -56,7 +56,7 @@ def recorded_samples(path: Path) -> list[Sample]:
 
 
 def recorded_steps(path: Path) -> list[tuple[str, Step]]:
-    """Every training step, with the name of its phase of the recording."""
+    """Every training step, with the name of the recording's phase that it is in."""
     return _records(path, "steps.csv", lambda row: (row["phase"], _step(row)))
 
 
@@ -77,7 +77,7 @@ def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
     return quick, Sample(middle_ns, device, energy_j=int(row["energy_counter_mj"]) * J_PER_MJ)
 
 
-# The counters' columns of a recording, and ours.
+# A recording's columns of hardware counters, and our names for them.
 _ACTIVITY = {
     "graphics_util": "graphics_frac",
     "sm_util": "sm_frac",
@@ -108,7 +108,7 @@ def _step(row: Row) -> Step:
 
 
 def _records(path: Path, part: str, record: Callable[[Row], Record]) -> list[Record]:
-    """Read one CSV of the recording, a record a row."""
+    """Read one CSV of the recording, and make a record of each row."""
     file = _file(path, part)
     records: list[Record] = []
     try:
@@ -149,9 +149,9 @@ def _trace(path: Path) -> dict[str, Any]:
 
 
 class ReplayProbe(DeclaredProbe):
-    """Plays a recording from when it is created; at speed 1, as fast as it was recorded.
+    """Plays a recording, from the probe's creation on. Speed 1 is as fast as it was recorded.
 
-    At another speed time shrinks and the values stay: joules no longer are watts times seconds.
+    At another speed only times change, so joules are no longer watts times seconds.
     """
 
     name = PROBE
@@ -163,10 +163,10 @@ class ReplayProbe(DeclaredProbe):
     def __init__(self, request: ProbeRequest) -> None:
         options = request.options
         if "path" not in options:
-            raise NotMeasurable('no recording to replay: give the option {"path": its folder}')
+            raise NotMeasurable('no recording to replay: give the option "path", its folder')
         path = Path(options["path"])
         if not path.exists():
-            raise NotMeasurable(f"no recording at {path}: give the folder of one as option path")
+            raise NotMeasurable(f'no recording at {path}: give its folder as the option "path"')
         super().__init__(request)
         self._speed = float(options.get("speed", 1.0))
         if not (math.isfinite(self._speed) and self._speed > 0):
@@ -179,7 +179,7 @@ class ReplayProbe(DeclaredProbe):
         self._start_ns = time.monotonic_ns()
 
     def read(self) -> list[Sample | Mark]:
-        """The samples due since the last read; none when it is over."""
+        """The samples that have become due since the last read; none at the recording's end."""
         reached_ns = (time.monotonic_ns() - self._start_ns) * self._speed
         due: list[Sample | Mark] = []
         while self._next < len(self._samples) and self._samples[self._next].t_ns <= reached_ns:

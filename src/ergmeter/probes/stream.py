@@ -26,7 +26,7 @@ STOP_S = 1.0
 
 
 def json_object(line: Line, tool: str) -> Mapping[str, Any]:
-    """The JSON object that a tool printed. NotMeasurable if it is none."""
+    """The JSON object that a tool printed. NotMeasurable if the line is not one."""
     try:
         report = json.loads(line.text)
     except ValueError:
@@ -63,12 +63,12 @@ class ToolStream:
         self._thread.start()
 
     def first(self, wait_s: float) -> Line:
-        """The first line, which `new_lines` returns again. NotMeasurable if none comes in time."""
+        """The tool's first line, which `new_lines` returns too. NotMeasurable if none comes."""
         self._came.wait(wait_s)
         if self._lines:
             return self._lines[0]
         if self._thread.is_alive():
-            raise NotMeasurable(f"{self._tool} printed nothing in {wait_s:g} s: run it by hand")
+            raise NotMeasurable(f"{self._tool} printed nothing in {wait_s:g} s: try it by hand")
         raise NotMeasurable(self._ending())
 
     def new_lines(self) -> list[Line]:

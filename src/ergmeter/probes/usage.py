@@ -27,15 +27,15 @@ PERIOD_S = 1.0
 TREE_PERIOD_S = 5.0
 # Services of the driver, which compute nothing themselves.
 _SERVANTS = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
-# Computes in its own name for the programs that ask it to.
+# The server of CUDA MPS, which appears as the process of all its clients.
 _MPS_SERVER = "nvidia-cuda-mps"
 # A CUDA context takes hundreds of megabytes (648 MB on an H200). Without one a GPU shows a few, the
 # driver's own reserve not counted.
 NO_CONTEXT_BYTES = 64 << 20
 # A context that is being made takes memory in parts, of which one reading may see the first.
 NEW_CONTEXT_BYTES = 16 << 20
-# The link of the machine's first process namespace (PROC_PID_INIT_INO of Linux). In it the driver's
-# process numbers are the ones that everybody sees.
+# The link of the machine's first process namespace (PROC_PID_INIT_INO of Linux). Only there are the
+# driver's process ids valid for us.
 _FIRST_NAMESPACE = "pid:[4026531836]"
 
 Use: TypeAlias = Literal["used", "unused", "unknown"]
@@ -56,10 +56,10 @@ class UsageWatch:
     def changes(
         self, gpus: Sequence[tuple[str, Callable[[], Collection[int]]]], *, now: bool = False
     ) -> tuple[list[str], dict[str, str]]:
-        """The GPUs newly in use by the program, and those newly shared, with the other processes.
+        """The GPUs newly used by the program, and newly shared GPUs with their other processes.
 
-        `gpus` are ids with a function that lists the processes there. They are read every PERIOD_S,
-        and if `now`.
+        `gpus`: ids, each with a function that lists the processes there. They are read every
+        PERIOD_S, or at once if `now`.
         """
         if time.monotonic() < self._due_s and not now:
             return [], {}
@@ -85,7 +85,7 @@ class UsageWatch:
         return bool(pids & self._ours)
 
     def own_bytes(self, bytes_by_gpu: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
-        """The program's bytes on each GPU, where those of all its processes are known."""
+        """The program's bytes on each GPU, if the bytes of all its processes there are known."""
         own = {}
         for gpu, by_pid in bytes_by_gpu.items():
             amounts = [amount for pid, amount in by_pid.items() if pid in self._ours]
@@ -100,7 +100,7 @@ class UsageWatch:
         if not pids or not (is_due or pids - self._ours - self._others):
             return
         self._tree_due_s = time.monotonic() + TREE_PERIOD_S
-        self._ours |= self._tree()  # one whose parent has ended is no descendant any more
+        self._ours |= self._tree()  # earlier ones stay: an orphan is no longer a descendant
         self._others = pids - self._ours
 
     def _tree(self) -> set[int]:
@@ -113,7 +113,7 @@ class UsageWatch:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """A driver's answer about one GPU at one moment. None: it did not say."""
+    """A driver's answer about one GPU at one moment. None: no answer."""
 
     computing: Collection[int] | None  # processes with a compute context
     drawing: Collection[int] | None  # and with a graphics context
@@ -121,7 +121,7 @@ class GpuUsage:
 
 
 class UseStates:
-    """Whether the program uses each GPU so far: used, unused or unknown.
+    """Decides for each GPU if the program has used it so far: used, unused or unknown.
 
     A GPU is unused if at every reading the driver listed its processes and none was the program's.
     A list of other processes is trusted if its process numbers are ours: the program was recognised
@@ -136,9 +136,9 @@ class UseStates:
         self._watch = watch
         self._states: dict[str, tuple[Use, str]] = {}
         self._used: set[str] = set()
-        self._doubts: dict[str, str] = {}  # that remain whatever comes
-        self._unlisted: dict[str, str] = {}  # that end once the program is recognised anywhere
-        self._strange: dict[str, str] = {}  # and these where process numbers are ours
+        self._doubts: dict[str, str] = {}  # by GPU: reasons for doubt that remain
+        self._unlisted: dict[str, str] = {}  # doubts that end if the program is seen on any GPU
+        self._strange: dict[str, str] = {}  # these end too where the driver's process ids are valid
         self._is_first_namespace = _is_first_namespace()
 
     def changes(
@@ -149,8 +149,8 @@ class UseStates:
     ) -> dict[str, tuple[Use, str]]:
         """The GPUs whose state has changed, each with its new state and reason.
 
-        `used`: those on which the program was seen computing. `rose`: those whose memory in use
-        has just risen, and to how many bytes.
+        `used`: GPUs on which the program was seen computing. `rose`: GPUs whose memory in use has
+        just risen, with the bytes that are in use now.
         """
         self._used.update(used)
         for gpu, look in looks.items():
@@ -164,7 +164,7 @@ class UseStates:
         return changed
 
     def is_used(self, gpu: str) -> bool:
-        """True if the program was seen on it."""
+        """True if the program was seen on this GPU."""
         return gpu in self._used
 
     def _take(self, gpu: str, look: GpuUsage) -> None:
@@ -177,7 +177,7 @@ class UseStates:
         elif any(_is_mps_server(pid) for pid in pids):
             self._doubts.setdefault(gpu, "an MPS server computes on it for other processes")
         elif pids:
-            why = f"{len(pids)} processes on it have numbers that mean nothing in this container"
+            why = f"{len(pids)} processes on it have ids that are not valid in this container"
             self._strange.setdefault(gpu, why)
         elif look.memory_bytes is None or look.memory_bytes >= NO_CONTEXT_BYTES:
             in_use = "how much of its memory is in use is unknown"
@@ -189,7 +189,7 @@ class UseStates:
         if gpu in self._used:
             return "used", "a process of the run was on it"
         doubt = self._doubts.get(gpu, "")
-        if not self._used:  # anywhere: then lists are whole, and their numbers are ours
+        if not self._used:  # else the lists are complete, and their process ids are valid here
             doubt = doubt or self._unlisted.get(gpu, "")
         if not (self._used or self._is_first_namespace):
             doubt = doubt or self._strange.get(gpu, "")
@@ -230,7 +230,7 @@ def _ranks_here(environment: Mapping[str, str]) -> int:
 
 
 def _launcher(pid: int) -> int:
-    """The parent of a rank; the rank itself where that can't be found."""
+    """The process id of a rank's parent; the rank's own if the parent can't be found."""
     try:
         return psutil.Process(pid).ppid() or pid  # 0: it is outside this container
     except psutil.Error:

@@ -38,8 +38,8 @@ Stage: TypeAlias = tuple[str, Callable[[], None]]
 
 __all__ = ["FULL", "QUICK", "CalibrationTarget", "run", "targets"]
 
-BUSY_FRAC = 0.1  # of all cores, from which on a CPU is said to have company
-# What of a device's facts its rates hang on.
+BUSY_FRAC = 0.1  # of all cores; above it, other processes on a CPU are reported
+# Facts of a device that its rates depend on.
 _CONDITIONS = (
     *("driver", "power_limit_w", "power_field"),
     *("cpu_model", "cores", "cpu_peak_flops_per_s", "cpu_peak_source"),
@@ -56,7 +56,7 @@ class CalibrationTarget:
 
 
 def targets(named: str) -> list[CalibrationTarget]:
-    """The devices of a name: auto, cpu, cuda, cuda:1, or all for every GPU."""
+    """The devices that a name selects: auto, cpu, cuda, cuda:1, or all for every GPU."""
     gpus = list(_gpus()) if named != "cpu" else []
     if named == "cpu" or (named == "auto" and not gpus):
         return [CalibrationTarget(torch.device("cpu"), _cpu())]
@@ -78,7 +78,7 @@ def _cpu() -> Device:
 
 
 def _gpus() -> Iterator[CalibrationTarget]:
-    """Every GPU of torch's, by the identity that a probe gives it, as the runs that follow will."""
+    """Yield every GPU of torch, with the device identity that a run's probe gives it."""
     if not torch.cuda.is_available():
         return
     name = "amd" if torch.version.hip else "nvml"
@@ -111,7 +111,7 @@ def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  #
 def _identified_by_bus(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
     """amdsmi's device for a torch device, by PCI bus: HIP has other UUIDs.
 
-    An older torch does not say the place. Then it is the order, where that is known to be HIP's.
+    An older torch has no bus address. Then GPUs are matched by order, if that is known to be HIP's.
     """
     fields = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     address = [getattr(properties, field, None) for field in fields]
@@ -148,7 +148,7 @@ def run(
 ) -> Calibration:
     """Measures one device. An interrupt ends it early, with the results so far.
 
-    `tell` gets the number of stages that are done, of how many, and the next one's name.
+    `tell` gets the number of stages done, their total number, and the next stage's name.
     """
     began_s = time.monotonic()
     result = _blank(target, pace)
@@ -184,7 +184,7 @@ def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
         remarks=_company(target), quick=pace.is_quick,
     )  # fmt: skip
     if "no_probe" in facts:
-        result.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
+        result.absent["later runs"] = f"no later run can identify this GPU: {facts['no_probe']}"
     return result
 
 
@@ -215,7 +215,7 @@ def _stages(
             watch = stack.enter_context(Watch(sensors))
         else:
             result.absent["sensors"] = (
-                "an AMD GPU's are not looked at yet"
+                "those of AMD GPUs are not measured yet"
                 if target.device.probe == "amd"
                 else "no probe lists this device"
             )

@@ -44,14 +44,13 @@ from ergmeter.probes.nvml import QUERIES
 from ergmeter.records import Device
 from ergmeter.units import NS_PER_S
 
-# Between two looks: a hundredth of the shortest period that was ever seen (20 ms, V100) and more.
+# Between two polls of a sensor; the shortest refresh period ever seen is 20 ms (V100).
 _LOOK_S = 0.0005
 _WATCH_S = 0.02
 _FEWEST_CHANGES = 4
 _STILL_S = 1.0  # a counter that has not moved for so long does not count
 
-# NVML's clocks-event reasons, by what holds the clock down; idle and a clock set by an application
-# are none.
+# NVML's clocks-event reasons by the cause of throttling; idle and application clocks do not count.
 _LIMITS = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8, "other GPUs": 0x10}
 
 
@@ -59,7 +58,7 @@ Query: TypeAlias = "Callable[[], float]"
 
 
 class Sensors:
-    """One GPU through NVML, asked as the probe asks it. Close it when done."""
+    """One GPU's sensors, read through NVML as the probe reads them. Close it when done."""
 
     def __init__(self, device: Device) -> None:
         pynvml.nvmlInit()
@@ -86,7 +85,7 @@ class Sensors:
 
 
 def _asked(query: Query) -> float:
-    """NVML's answer, or NaN."""
+    """The value that NVML answers, or NaN if the query fails."""
     try:
         return query()
     except pynvml.NVMLError:
@@ -94,7 +93,7 @@ def _asked(query: Query) -> float:
 
 
 class Watch:
-    """Reads clock, power, temperature and limits on a thread of its own, while others work."""
+    """Reads clock, power, temperature and throttle reasons on its own thread, during a trial."""
 
     def __init__(self, sensors: Sensors) -> None:
         self._queries = sensors.gauges
@@ -115,7 +114,7 @@ class Watch:
             self._rows.append((time.monotonic_ns(), *map(_asked, self._queries)))
 
     def between(self, start_ns: int, end_ns: int) -> dict[str, Any]:
-        """Means over a span, under `Rate`'s names; absent where NVML gave none."""
+        """Means over a span, by fields of `CalibratedRate`; absent where NVML has no value."""
         rows = [row for row in list(self._rows) if start_ns <= row[0] <= end_ns]
         if not rows:
             return {}
@@ -183,7 +182,7 @@ def refresh(query: Query, *, for_s: float) -> Refresh:
         raise NotMeasurable("the sensor does not answer")
     changed = np.flatnonzero(np.diff(readings)) + 1
     if len(changed) < _FEWEST_CHANGES:
-        raise NotMeasurable(f"its reading changed {len(changed)} times in {for_s:g} s")
+        raise NotMeasurable(f"the sensor's value changed {len(changed)} times in {for_s:g} s")
     # A change lies between two looks.
     periods_s = np.diff((at[changed] + at[changed - 1]) / 2) / NS_PER_S
     low, median, high = (float(edge) for edge in np.percentile(periods_s, [5, 50, 95]))
@@ -202,11 +201,11 @@ Work: TypeAlias = "Callable[[], object]"
 
 @dataclass(frozen=True, slots=True)
 class TrialDurations:
-    """Durations of the trials; `window` is that of the reported rate."""
+    """Durations of the parts of a trial; rates are reported over `window_s`."""
 
     burst_s: float = 0.02  # a block of the sweep: shorter than a power limit takes to act
     bursts: int = 5
-    finalists: int = 2  # of the sweep, which are held for a whole window
+    finalists: int = 2  # best shapes of the sweep, which are measured for a whole window
     warmup_s: float = 0.8
     window_s: float = 1.2
     block_s: float = 0.05
@@ -236,7 +235,7 @@ class RepeatedWork:
 
 
 def spans_s(work: Work, device: torch.device, *, repeats: int, blocks: int) -> list[float]:
-    """Seconds of each of consecutive blocks."""
+    """Seconds of each of `blocks` consecutive blocks of `repeats` calls."""
     return (_by_events if device.type == "cuda" else _by_clock)(work, repeats, blocks)
 
 
@@ -262,13 +261,13 @@ def _by_events(work: Work, repeats: int, blocks: int) -> list[float]:
 
 
 def one_s(work: Work, device: torch.device) -> float:
-    """Approximate seconds of one task, after a first call that loads what it needs."""
+    """Approximate seconds of one call, after a first call that loads its kernels."""
     work()
     return spans_s(work, device, repeats=1, blocks=1)[0]
 
 
 def bursts(task: RepeatedWork, device: torch.device, pace: TrialDurations) -> list[float]:
-    """Rates of a few short blocks."""
+    """Rates of a task over a few short blocks."""
     repeats = max(1, math.ceil(pace.burst_s / one_s(task.work, device)))
     spans = spans_s(task.work, device, repeats=repeats, blocks=pace.bursts)
     return [task.amount * repeats / span for span in spans]
@@ -277,10 +276,9 @@ def bursts(task: RepeatedWork, device: torch.device, pace: TrialDurations) -> li
 def _blocks_for(
     seconds: float, work: Work, device: torch.device, *, repeats: int, at_least: int
 ) -> list[float]:
-    """The number of blocks that takes at least this long.
+    """Run blocks for at least so many seconds; return the seconds of each block.
 
-    All are queued at once as far as one can tell how many it takes: a GPU that waits for the host
-    between them would cool.
+    As many as will be needed are queued at once: a GPU that waits for the host would cool.
     """
     spans = spans_s(work, device, repeats=repeats, blocks=at_least)
     while (left_s := seconds - sum(spans)) > 0:
@@ -291,7 +289,7 @@ def _blocks_for(
 def sustained(
     task: RepeatedWork, device: torch.device, pace: TrialDurations, *, watch: Watch | None
 ) -> CalibratedRate:
-    """The rate over a window after a warm-up, without a burst of its own."""
+    """Measure a task's rate over a window, after a warm-up."""
     repeats = max(1, round(pace.block_s / one_s(task.work, device)))
     warm = _blocks_for(pace.warmup_s, task.work, device, repeats=repeats, at_least=1)
     start_ns = time.monotonic_ns()
@@ -330,7 +328,7 @@ _CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
 class MemoryStreams:
-    """Memory of a device to go through, taken once for all patterns."""
+    """Measures memory bandwidth on a block of the device's memory, allocated once."""
 
     def __init__(self, device: torch.device, size_bytes: int | None = None) -> None:
         self._device = device
@@ -339,7 +337,7 @@ class MemoryStreams:
     def bandwidth(
         self, pattern: str, pace: TrialDurations, *, watch: Watch | None = None
     ) -> CalibratedRate:
-        """Bytes per second of one pattern, held for a window."""
+        """Bytes per second of one pattern, sustained for a window."""
         try:
             brief = replace(pace, warmup_s=pace.stream_warmup_s, window_s=pace.stream_window_s)
             return sustained(self.task(pattern), self._device, brief, watch=watch)
@@ -347,7 +345,7 @@ class MemoryStreams:
             raise NotMeasurable(f"torch refuses: {_first_line(error)}") from error
 
     def task(self, pattern: str) -> RepeatedWork:
-        """One pass through all of the memory."""
+        """One pass of a pattern through the whole block."""
         arrays = {"read": 1, "copy": 2, "triad": 3}[pattern]
         size = len(self._memory) // arrays
         a, b, c = (self._memory[i * size : (i + 1) * size] for i in (0, arrays // 2, arrays - 1))
@@ -362,7 +360,7 @@ class MemoryStreams:
 
     @cached_property
     def _memory(self) -> torch.Tensor:
-        """Normal numbers, the same block of them again and again: drawing each takes seconds."""
+        """The block, filled with repeated random numbers: drawing every one takes seconds."""
         size = (self._size_bytes or _size_bytes(self._device)) // _FP32_BYTES
         block = torch.randn(min(size, 1 << 20), device=self._device)
         return block.repeat(size // len(block))
@@ -379,14 +377,14 @@ def _size_bytes(device: torch.device) -> int:
     size = min(max(_WANTED_BYTES[device.type], least), free // _FREE_SHARE)
     if size < least:
         raise NotMeasurable(
-            f"{least / 2**20:.0f} MiB are needed to leave {cache / 2**20:.0f} MiB of cache behind,"
-            f" and a quarter of what is free is {free / _FREE_SHARE / 2**20:.0f} MiB"
+            f"{least / 2**20:.0f} MiB are needed to exceed {cache / 2**20:.0f} MiB of cache, and a"
+            f" quarter of the free memory is {free / _FREE_SHARE / 2**20:.0f} MiB"
         )
     return size
 
 
 def last_level_bytes(cpus: Path) -> int:
-    """The last-level caches of all CPUs together, by sysfs; 0 where it does not say."""
+    """The last-level caches of all CPUs together, in bytes, from sysfs; 0 if unknown."""
     sizes: dict[tuple[int, str], int] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index*"):
         try:
@@ -428,7 +426,7 @@ _LOAD: Shape = (8192, 8192, 8192)
 _LOAD_S = 0.03  # queued at a time, well within a sensor's period
 # What takes longer than this once would leave no room for a window of blocks.
 _LONGEST_S = 0.25
-# Bytes of an element going in, while it is made, and coming out.
+# Bytes per element: of the inputs, of an input while it is made, and of the result.
 _BYTES = {
     "fp32": (4, 4, 4), "tf32": (4, 4, 4), "bf16": (2, 2, 2), "fp16": (2, 2, 2),
     "fp8": (1, 2, 2), "int8": (1, 4, 4),
@@ -460,8 +458,8 @@ def achievable(
 
 
 def _check_survival(dtype: str) -> None:
-    """Try one small product in another process: instructions that a CPU claims to have, and that a
-    virtual machine does not let it run, end the process that meets them."""
+    """Try one small product in another process: an instruction that the CPU reports and a virtual
+    machine forbids kills the process."""
     kind = str(_FLOATS[dtype])
     code = f"import torch; x = torch.ones(64, 64, dtype={kind}); x @ x"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
@@ -469,8 +467,8 @@ def _check_survival(dtype: str) -> None:
         name = signal.Signals(-ended.returncode).name
         raise NotMeasurable(
             f"a product in {dtype} ends the process here ({name}), as a training in {dtype} would:"
-            " the CPU claims instructions that it can't run; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
-            " in the environment leaves AMX out"
+            " the CPU reports instructions that it can't run; to leave out AMX, set"
+            " ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
         )
 
 
@@ -548,7 +546,7 @@ def _task(dtype: str, shape: Shape, device: torch.device) -> RepeatedWork:
 
 
 def _product(dtype: str, shape: Shape, device: torch.device) -> Work:
-    """The product of two matrices of normal numbers, ready to be done again and again."""
+    """Return a function that multiplies two matrices of normally distributed numbers."""
     rows, columns, depth = shape
     if dtype in _FLOATS:
         kind = _FLOATS[dtype]

@@ -70,7 +70,7 @@ class DemoText:
 
     @property
     def text(self) -> bytes:
-        """All of it."""
+        """The prompt and the tale."""
         return self.prompt + self.tale
 
 
@@ -88,7 +88,7 @@ class _Dice:
 
 
 def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[DemoText]:
-    """Different documents, the fewest that hold `size_bytes` together; the same at every call."""
+    """Distinct documents of at least `size_bytes` in all; the same at every call."""
     dice = _Dice(seed)
     made: dict[bytes, DemoText] = {}
     size = 0
@@ -117,7 +117,7 @@ def _document(dice: _Dice) -> DemoText:
 
 
 def _passing(dice: _Dice) -> dict[str, str]:
-    """Words that hold for one sentence only."""
+    """Random words that are used in one sentence only."""
     return {
         "adjective": dice.pick(_ADJECTIVES),
         "weather": dice.pick(_WEATHER),

@@ -58,7 +58,7 @@ class LlamaConfig:
 
     @property
     def described(self) -> dict[str, object]:
-        """The same as a config.json has it, to count FLOPs from."""
+        """The shape as the fields of a config.json, to count FLOPs from."""
         return {
             "model_type": "llama", "hidden_size": self.width, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
@@ -114,12 +114,12 @@ class LlamaLayer(nn.Module):
         self.down = linear(config.hidden, config.width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """One layer."""
+        """Apply the layer."""
         x = x + self.attention(self.attention_norm(x), cos, sin)
         return x + self.feed_forward(self.forward_norm(x))
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Mix each position with those before it."""
+        """Causal self-attention: mix each position with the positions before it."""
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         # The kernel can share heads by itself (enable_gqa), but only from torch 2.5 on, and not on
@@ -188,14 +188,14 @@ class DemoBatch:
     """Bytes in and the byte to predict at each position, with the three counts of its tokens."""
 
     inputs: torch.Tensor  # (documents, width)
-    targets: torch.Tensor  # the same; NO_LOSS in padding and where the request is still going on
+    targets: torch.Tensor  # the same shape; NO_LOSS in padding and within the request
     tokens_computed: int
     tokens_real: int
     tokens_loss: int
 
     @property
     def samples(self) -> int:
-        """Its documents."""
+        """The number of documents."""
         return len(self.inputs)
 
     def to(self, device: torch.device) -> DemoBatch:
@@ -226,7 +226,7 @@ def batch_of(documents: Sequence[DemoText], *, multiple: int = WIDTH_MULTIPLE) -
 
 
 def endless_batches(documents: Sequence[DemoText], size: int, *, seed: int) -> Iterator[DemoBatch]:
-    """Batches of `size` documents for ever, in a new order each time round; the rest is dropped."""
+    """Yield batches of `size` documents for ever, shuffled each round; the rest is dropped."""
     order, dice = list(documents), random.Random(seed)
     while True:
         dice.shuffle(order)
@@ -249,7 +249,7 @@ class Size:
     model: LlamaConfig
     documents: int  # of one batch
     learning_rate: float
-    text_bytes: int  # some times round in 20 s, not so often that the tales are learnt by heart
+    text_bytes: int  # a few epochs in 20 s, not so many that the model memorises the tales
 
 
 _llama = partial(LlamaConfig, vocabulary=256, context=512)
@@ -302,7 +302,7 @@ def size_for(device: torch.device) -> Size:
 
 
 def computed_in(device: torch.device) -> str:
-    """The type of the model's products on this device."""
+    """The precision of the model's matrix products on this device."""
     half = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return "bf16" if half else "fp32"
 

@@ -323,7 +323,7 @@ def test_the_log_interval_is_read_at_every_call(
     assert [number for number in range(10) if should_log_metrics(number)] == [0, 4, 8]
     monkeypatch.setenv("EFFICIENTLLM_LOG_INTERVAL", "often")
     assert [number for number in range(25) if should_log_metrics(number)] == [0, 10, 20]
-    assert "EFFICIENTLLM_LOG_INTERVAL=often is no number" in capsys.readouterr().err
+    assert "EFFICIENTLLM_LOG_INTERVAL=often is not a number" in capsys.readouterr().err
 
 
 def test_the_variables_are_said_where_they_are_used(
@@ -400,7 +400,7 @@ def test_a_generation_of_tokens_below_0_is_refused_once_and_not_counted(
     assert math.isnan(collector.calculate_it(-20, 1))
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "-10 tokens in 1 s is no generation" in error
+    assert "-10 tokens in 1 s is not valid" in error
     assert collector.get_all_metrics()["it_tokens_per_sec"] == 50
 
 
@@ -413,7 +413,7 @@ def test_a_generation_of_what_is_no_number_is_refused_with_one_line(
     collector = get_metrics_collector()
     assert math.isnan(collector.calculate_it(tokens, seconds))
     error = capsys.readouterr().err
-    line = f"calculate_it: {tokens!r} tokens in {seconds!r} s is no generation and not counted"
+    line = f"calculate_it: {tokens!r} tokens in {seconds!r} s is not valid and not counted"
     assert error == f"ergmeter: {line}\n"
     assert collector.calculate_it("100", 2.0) == 50  # type: ignore[arg-type]
     assert collector.get_all_metrics()["it_tokens_per_sec"] == 50
@@ -517,7 +517,7 @@ def test_a_number_of_profiled_steps_that_is_none_profiles_nothing(
     Timed(collector).iterate(0.001, 1, 1)
     assert collector._profile is None
     assert collector.get_all_metrics()["al_seconds"] > 0
-    warning = f"EFFICIENTLLM_PROFILE_STEPS={asked} is no number above 0"
+    warning = f"EFFICIENTLLM_PROFILE_STEPS={asked} is not a number above 0"
     assert (warning in capsys.readouterr().err) == (asked != "0")
 
 
@@ -591,7 +591,7 @@ def test_a_writer_that_raises_and_a_loss_that_is_none_do_not_reach_the_training(
     collector.log_metrics(1, {"lm loss": 2.0}, Broken())
     collector.log_metrics(2, None, Broken())
     said = capsys.readouterr()
-    assert "Loss: - (a dict was given as the loss" in said.out
+    assert "Loss: - (the loss is a dict, not a number" in said.out
     assert said.err.count("disk full") == 1
     assert collector.get_all_metrics()["al_seconds"] > 0
 

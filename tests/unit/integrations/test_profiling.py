@@ -267,7 +267,7 @@ def test_steps_of_a_real_trainer_are_profiled_and_left_out(tmp_path: Path) -> No
     transformers = pytest.importorskip("transformers")
     from ergmeter.integrations.huggingface import ErgmeterCallback
 
-    with pytest.raises(UsageError, match="profile_steps is a number"):
+    with pytest.raises(UsageError, match="profile_steps must be an integer"):
         ErgmeterCallback(tmp_path / "run", profile_steps=-1)
     callback = ErgmeterCallback(tmp_path / "run", profile_steps=3, probes=())
     config = transformers.LlamaConfig(

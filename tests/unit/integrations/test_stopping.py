@@ -52,7 +52,7 @@ def test_ranks_that_cant_be_asked_train_on_and_a_mark_says_so(
         monkeypatch.undo()
     assert len(asked) == 1
     (said,) = [mark.detail for mark in Run.open(tmp_path / "run").marks if "stop" in mark.name]
-    assert said.startswith("ranks can't be asked (RuntimeError: No backend type")
+    assert said.startswith("the ranks can't agree (RuntimeError: No backend type")
 
 
 RANKS = """

@@ -251,7 +251,7 @@ def test_a_count_that_fails_holds_on_to_no_module(
     gc.collect()
     assert trained() is None
     reason = Run.open(tmp_path / "run").writers[0].header["no_flops"]
-    assert reason == "ergmeter failed to count them (RuntimeError: no)"
+    assert reason == "ergmeter failed to count FLOPs (RuntimeError: no)"
 
 
 def test_an_optimizer_where_a_dead_one_was_begins_a_training_of_its_own(
@@ -472,6 +472,6 @@ def test_one_that_another_took_the_place_of_says_so(watching: Callable[..., Watc
     second = watching(model, optimizer)
     model(ids()).sum().backward()
     optimizer.step()
-    with pytest.raises(UsageError, match="another `watch` took the place"):
+    with pytest.raises(UsageError, match="a later `watch` replaced this one"):
         first.summary()
     assert len(steps(second)["end_ns"]) == 1

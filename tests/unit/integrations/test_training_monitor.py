@@ -402,7 +402,7 @@ def test_what_is_no_mask_is_named_as_the_reason(
     monitor.log_step(1, 0, 2.0, 1.0, 1e-4, odd)
     monitor.finish_training()
     what = " ".join(repr(torch.tensor(odd) if odd == [[[1]]] else odd).split())
-    reason = f"MFU = - (attention_mask is {what}, not rows of 0 and 1 of one length)"
+    reason = f"MFU = - (attention_mask is {what}, not rows of 0 and 1 of equal length)"
     assert reason in capsys.readouterr().out
     assert monitor.step_logs[0]["mfu"] is None
 
@@ -465,7 +465,7 @@ def test_without_a_mask_or_a_model_mfu_is_absent_and_says_why(
     bare.finish_training()
     reasons = [line.partition("- ")[2] for line in capsys.readouterr().out.splitlines()[1:4]]
     assert "no attention_mask" in reasons[0]
-    assert "the model is not known" in reasons[1]
+    assert "no model was given" in reasons[1]
     if not torch.cuda.is_available():
         assert "pass peak_flops_per_s=" in reasons[2]
     assert [one["mfu"] for one in bare.step_logs[:2]] == [None, None]
@@ -684,7 +684,7 @@ def test_a_deepspeed_file_that_cant_be_read_is_named_and_nothing_is_made_up(
     monitor.finish_training()
     # How many micro-batches a step has is not known, so nor are its tokens.
     assert (monitor.step_logs[0]["mfu"], monitor.step_logs[0]["tokens_per_second"]) == (None, None)
-    assert "MFU = - (gradient accumulation is not known, so nor are the tokens" in (
+    assert "MFU = - (gradient accumulation is unknown, and so are the tokens" in (
         capsys.readouterr().out
     )
     assert path is not None

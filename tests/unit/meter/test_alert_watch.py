@@ -97,9 +97,9 @@ def test_a_budget_is_an_alert_to_stop_for(tmp_path: Path) -> None:
     [
         ({"alerts": ["los nan"]}, "did you mean 'loss nan'"),
         ({"alerts": "loss nan"}, r"give alerts=\['loss nan'\]"),
-        ({"alerts": ["loss nan"], "stop_on": "budget"}, "nothing to stop on for 'budget'"),
+        ({"alerts": ["loss nan"], "stop_on": "budget"}, "stop on 'budget' has no effect"),
         ({"alerts": ["cost > 5"]}, "needs a price"),
-        ({"alert_webhook": "http://x/"}, "no alert to tell of"),
+        ({"alert_webhook": "http://x/"}, "but no alert; add"),
         ({"alerts": ["loss nan"], "alert_webhook": "file:///etc/passwd"}, "http:// or https://"),
         ({"alerts": ["loss nan"], "alert_command": "no-such-tool {alert}"}, "not an executable"),
         ({"alerts": ["loss nan"], "alert_command": "echo {loss}"}, "there are {alert}"),
@@ -270,7 +270,7 @@ def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
     server.hang.clear()
     _, last = trained(tmp_path / "run", steps=120, alert_webhook=server.address)
     assert last == 119
-    assert marks(tmp_path / "run", "alert_failed") == ["had not been told when the program ended"]
+    assert marks(tmp_path / "run", "alert_failed") == ["it was not sent before the program ended"]
     assert Run.open(tmp_path / "run").status == "finished"
 
 

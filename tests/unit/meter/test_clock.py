@@ -270,7 +270,7 @@ def test_a_device_that_hangs_holds_the_end_up_for_a_while_and_no_step_is_lost(
     steps = run.steps()
     assert len(steps["end_ns"]) == 2
     assert (steps["end_ns"] - steps["start_ns"] < 1000 * MS).all()
-    assert any("not passed 2 steps" in mark.detail for mark in run.marks)
+    assert any("not ended 2 steps" in mark.detail for mark in run.marks)
 
 
 def test_without_a_gpu_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

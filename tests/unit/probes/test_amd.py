@@ -382,5 +382,5 @@ def test_the_doctor_finds_it_and_tells_where_a_second_die_counts(machine: Machin
     (finding,) = doctor.examine(["amd"])
     assert finding.works
     assert {"power", "memory", "load", "clock"} <= set(finding.reads[default_uuid(0)])
-    told = f"what it draws is in the readings of {default_uuid(0)}"
+    told = f"its power is in the readings of {default_uuid(0)}"
     assert any(told in warning for warning in finding.warnings)

@@ -331,7 +331,7 @@ def test_a_gpu_that_no_probe_lists_is_said_to_be_known_to_no_later_run(rocm: Roc
     for target in calibration.targets("all"):
         assert target.device.probe == "torch"
         said = calibration._blank(target, calibration.QUICK).absent["later runs"]
-        assert said == "no run will know this device again: amd does not list it"
+        assert said == "no later run can identify this GPU: amd does not list it"
     rocm.machine.show(MI300X, **{"init!": 10})
     (target, _) = calibration.targets("all")
     assert (

@@ -391,7 +391,7 @@ def test_a_template_says_how_an_example_reads(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{promt}", "did you mean {prompt}?"),
-        ("{system}", "every answer would be to nothing"),
+        ("{system}", "answers would have no question"),
         ("{prompt}{response}{output}", "names the answer 2 times"),
         ("{{ prompt }}", r"name it \.jinja"),
     ],

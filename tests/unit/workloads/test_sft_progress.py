@@ -21,7 +21,7 @@ pytestmark = pytest.mark.frameworks
 
 ARGUMENTS = SimpleNamespace(world_size=1, logging_steps=10)
 LONG_S = 60.0  # to wait for a thread, on the slowest machine
-FINISHING = "[train] finishing this step and saving; once more ends it at once\n"
+FINISHING = "[train] finishing this step and saving; a second signal ends it at once\n"
 
 
 class Clock:

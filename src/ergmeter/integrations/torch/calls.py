@@ -1,11 +1,11 @@
-"""Records the outermost module calls of a loop, by shape, and those of one training step.
+"""Records a loop's outermost module calls by shape, step by step.
 
 A global module hook makes torch.compile warn and recompile. So `Module.__call__` itself is
-replaced, and restored while an outermost call runs: nothing inside ever sees the replacement. A
-record must not keep data alive. Arguments become shapes at once, and calls are found again in the
-autograd graph by sequence numbers, never by outputs. A head may be multiplied outside of any
-module: matrix products between the recorded calls and the loss are read from the sizes in the
-graph when backward is called.
+replaced. The original is restored while an outermost call runs, so no code inside sees the
+replacement. A record must not keep data alive: arguments become shapes at once, and calls are found
+again in the autograd graph by sequence numbers, never by outputs. An output head may be multiplied
+outside of any module: matrix products between the recorded calls and the loss are read from the
+sizes in the graph when backward is called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ is_compiling = torch.compiler.is_compiling
 backward_task = torch._C._current_graph_task_id  # -1 outside of a backward pass
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-# What only passes a call on to the module it wraps, which is called the same way.
+# Wrappers: they call the module inside with the same arguments.
 _TRANSPARENT = frozenset(
     {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "_FabricModule"}
 )
@@ -53,10 +53,11 @@ _REDIRECTED = ("_ForwardRedirection", "_redirection_through_forward")  # Lightni
 
 
 class OutermostCalls:
-    """Reports outermost calls on the thread that armed it, and those inside wrappers.
+    """Informs listeners of outermost module calls, and of the calls inside wrappers.
 
-    A listener's `before` gets a call that is about to be made. Its result is passed to `after` once
-    the call has returned. `fail` gets an error of either.
+    Only calls on the thread that last called `add` count. A listener's `before` gets a call that is
+    about to be made. Its result, unless None, is passed to `after` once the call has returned.
+    `fail` gets an exception of either.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class OutermostCalls:
             _Module.__call__ = self._ours = self._replacement(self._original)
 
     def remove(self, listener: CallListener) -> None:
-        """Stop reporting to it; with the last listener the patch is removed."""
+        """Stop reporting to this listener; removing the last one restores `Module.__call__`."""
         self._listeners = tuple(other for other in self._listeners if other is not listener)
         if not self._listeners and self._original is not None:
-            # Else other code wrapped ours, which then only passes on.
+            # If other code wrapped our replacement, it stays and only passes calls on.
             if _Module.__call__ is self._ours:
                 _Module.__call__ = self._original
             self._original = self._ours = None
@@ -92,7 +93,7 @@ class OutermostCalls:
                 return original(module, *args, **kwargs)
             is_wrapper = _is_transparent(module)
             self._inside = not is_wrapper
-            # Else other code wrapped ours, and stays.
+            # False if other code wrapped our replacement, which then stays.
             is_first = _Module.__call__ is ours and not is_wrapper
             if is_first:
                 _Module.__call__ = original
@@ -140,7 +141,7 @@ def _is_transparent(module: nn.Module) -> bool:
 
 
 def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
-    """Restore the call that dynamo remembers from its import, to detect changed ones."""
+    """Give dynamo the original `Module.__call__`: it may have stored ours when it was imported."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and hasattr(dynamo, "unpatched_nn_module_call"):
         dynamo.unpatched_nn_module_call = original
@@ -149,30 +150,28 @@ def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
 # -- the calls of a step ---------------------------------------------------------------------------
 
 _FSDP = "FullyShardedDataParallel"
-_WRAPPER = object()  # token of a wrapper's call
-_NO_BACKWARD = (
-    "no call of backward was seen: it is taken to go through every call of a trained module"
-)
+_WRAPPER = object()  # what `before` returns for a wrapper's call
+_NO_BACKWARD = "no call of backward was seen: it is assumed to reach every call of a trained module"
 _MOST_CALLS = 4096  # different ones in a step
-_MOST_NOTED = 50_000  # calls before the first step: then it is none of theirs
+_MOST_NOTED = 50_000  # calls without a step; more are inference, say, and dropped
 _CACHES = ("past_key_values", "past_key_value", "cache_params")
 
 
 class StepCalls:
-    """What one step ran: module calls by shape, and matrix products outside of them."""
+    """One step's module calls by shape, and its matrix products outside of modules."""
 
     def __init__(self, nodes: CallNodes) -> None:
         self.calls: dict[Any, ModuleCall] = {}
         self.outside = OutsideProducts(nodes)
-        self.generated: dict[int, tuple[nn.Module, int]] = {}  # positions, by module
-        self.outer: dict[int, nn.Module] = {}  # FSDP around a module, which has its parameters
+        self.generated: dict[int, tuple[nn.Module, int]] = {}  # generated positions, by module id
+        self.outer: dict[int, nn.Module] = {}  # by module id: the FSDP wrapper, with the parameters
         self.backwards = 0  # calls of backward that were seen
-        self.not_recorded: Counter[str] = Counter()  # calls that could not be
+        self.not_recorded: Counter[str] = Counter()  # calls beyond _MOST_CALLS, by class
 
     def labelled_flops(self, loss: nn.Module | None) -> float:
-        """Forward products that may depend on the labels: the loss's, and those outside modules.
+        """Forward FLOPs that may depend on labels: those of `loss`, and those outside modules.
 
-        By the autograd graph; 0 where it does not say.
+        They are read from the autograd graph; 0 if it lacks those of a call of `loss`.
         """
         own = [call for call in self.calls.values() if loss is not None and call.module is loss]
         if any(call.graph_flops is None for call in own):
@@ -192,16 +191,16 @@ class StepCalls:
 
     @property
     def others(self) -> list[ModuleCall]:
-        """All other calls: of frozen models, or without gradients."""
+        """Calls without a backward pass: of frozen models, or without gradients."""
         trained = {id(call) for call in self.trained}
         return [call for call in self.calls.values() if id(call) not in trained]
 
 
 class StepRecorder:
-    """Records the calls of a training's first steps, until it is stopped."""
+    """Records the module calls of a training's first steps, until `stop`."""
 
     def __init__(self, labels: LossLabels | None = None) -> None:
-        """`labels` counts a loss's labels, where the caller adds them to the counts of steps."""
+        """`labels`, if given, counts the labels of the loss module, to be added to the steps."""
         self.labels = labels
         self.failure = ""  # why nothing is recorded any more
         self.is_evaluating: Callable[[], bool] = lambda: False
@@ -240,7 +239,7 @@ class StepRecorder:
         self._now = StepCalls(self._nodes)
 
     def step_over(self) -> int:
-        """A step has ended; returns how many were recorded."""
+        """End the step in progress; return how many steps are recorded."""
         is_unseen = not self._now.backwards and any(
             call.has_grad for call in self._now.calls.values()
         )
@@ -262,7 +261,7 @@ class StepRecorder:
         return len(self.steps)
 
     def fail(self, error: Exception) -> None:
-        """An error of ours: store it and stop recording."""
+        """Store an exception of the recorder itself, and stop recording."""
         self.stop()
         self.failure = f"{type(error).__name__}: {error}"[:300]
 
@@ -271,7 +270,7 @@ class StepRecorder:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
     ) -> Any:  # noqa: ANN401
-        """Record the shapes of a module's arguments."""
+        """Return a call's key and shapes, for `after`; None if the call is not to be recorded."""
         if is_wrapper:
             self._wrappers.append(module)
             return _WRAPPER
@@ -305,7 +304,7 @@ class StepRecorder:
         return whole_key, call, _sequence_nr()
 
     def after(self, token: Any) -> None:  # noqa: ANN401
-        """Record which autograd nodes the call made."""
+        """Record a call that has returned, and which autograd nodes it made."""
         if token is _WRAPPER:
             self._wrappers.pop()
             return
@@ -368,7 +367,7 @@ def stop_recording() -> None:
 
 
 def _is_whole_in_graph(call: ModuleCall) -> bool:
-    """True if everything a call multiplies has gradients. A frozen first layer has none."""
+    """True if all products of a call are in the autograd graph; a frozen first layer's are not."""
     values = (*call.args, *call.kwargs.values())
     return all(call.trained) or any(
         isinstance(value, TensorSpec) and value.requires_grad for value in values
@@ -376,13 +375,13 @@ def _is_whole_in_graph(call: ModuleCall) -> bool:
 
 
 def _is_in_reentrant_checkpoint() -> bool:
-    """True if a checkpoint makes this call, first without gradients."""
+    """True inside the forward of a re-entrant checkpoint, which runs without gradients."""
     forward: Any = torch.utils.checkpoint.CheckpointFunction.forward  # a library may replace it
     return any(frame.f_code is forward.__code__ for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _is_checkpointed() -> bool:
-    """True if torch.utils.checkpoint (without re-entry) is around this call."""
+    """True inside a torch.utils.checkpoint that is not re-entrant."""
     hooks: Any = _saved_hooks(True)
     return bool(hooks) and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
 
@@ -411,7 +410,7 @@ _DEEPEST = 6
 
 
 class _ObjectSpec:
-    """An object whose tensors are replaced by shapes; rebuilt when unpickled."""
+    """An object with shapes in place of tensors; unpickling makes an object of its class."""
 
     def __init__(self, kind: type, state: Any, items: Any) -> None:  # noqa: ANN401
         self.kind, self.state, self.items = kind, state, items
@@ -441,7 +440,7 @@ def _state_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C901  one case a line
-    """A value without data; appends what identifies it to `key`."""
+    """Return the value with shapes in place of tensors; append what identifies it to `key`."""
     if isinstance(value, nn.Parameter | nn.Module):
         key.append(id(value))
         return value
@@ -493,25 +492,25 @@ _FUSED_HEAD = ("crossentropy", "linear_cross", "lmhead")
 class CallNodes:
     """Maps autograd nodes to the calls that made them, by sequence numbers, over all steps.
 
-    A step may begin between a model's call and its way back: in a GAN the generator's batch is used
-    by both optimizers.
+    A call and its backward pass may lie in different steps: in a GAN both optimizers use the
+    generator's batch.
     """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._calls: list[tuple[int, Any, ModuleCall]] = []  # the first number after it, its key
+        self._calls: list[tuple[int, Any, ModuleCall]] = []  # the number after its last, its key
         self.visited: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def add(self, start_nr: int, end_nr: int, key: Any, call: ModuleCall) -> None:  # noqa: ANN401
-        """Assign the nodes from `start_nr` up to `end_nr` to this call."""
+        """Assign the nodes from `start_nr` to `end_nr` (exclusive) to this call."""
         self._starts.append(start_nr)
         self._calls.append((end_nr, key, call))
 
     def call_of(self, number: int) -> tuple[Any, int, int] | None:
-        """The call of a node: its key, first number and the number after its last."""
+        """The call that made node `number`: its key, first number and the one after its last."""
         index = bisect_right(self._starts, number) - 1
         if index < 0:
             return None
@@ -519,13 +518,13 @@ class CallNodes:
         return (key, self._starts[index], end_nr) if number < end_nr else None
 
     def without_nodes_at(self, number: int) -> list[tuple[Any, ModuleCall]]:
-        """Calls that made no node when this was the next number."""
+        """Calls that made no nodes, and began when `number` was the next sequence number."""
         calls = zip(self._starts, self._calls, strict=True)
         return [(key, call) for start, (end, key, call) in calls if start == end == number]
 
 
 class Products:
-    """Matrix products of some nodes of the autograd graph."""
+    """FLOPs of the matrix products in some nodes of the autograd graph."""
 
     def __init__(self) -> None:
         self.forward = 0
@@ -534,7 +533,7 @@ class Products:
         self.assumptions: list[str] = []
 
     def add(self, node: Any, name: str) -> None:  # noqa: ANN401  a node of the autograd graph
-        """Add the products of this node."""
+        """Add the FLOPs of the matrix products of this node."""
         if name in _RULES:
             forward, backward = _RULES[name](node)
             if forward is None:
@@ -548,7 +547,7 @@ class Products:
             self.unknown[name] += 1
 
     def _add_function(self, node: Any, name: str) -> None:  # noqa: ANN401
-        """Add a custom function: it may multiply, if it is given a weight matrix."""
+        """Add a custom autograd function, which may multiply if an input is a weight matrix."""
         weights = [
             edge
             for edge in node.next_functions
@@ -576,7 +575,7 @@ class Products:
 
 
 class OutsideProducts(Products):
-    """Products outside of recorded calls, and inside small ones, in case they can't be run."""
+    """Products outside of recorded calls, and inside small calls, in case those can't be run."""
 
     def __init__(self, nodes: CallNodes) -> None:
         super().__init__()
@@ -589,7 +588,7 @@ class OutsideProducts(Products):
         self.is_complete = True
 
     def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
-        """Forward and backward FLOPs of a call, averaged over those that were walked."""
+        """A call's forward and backward FLOPs, averaged over its repeats; None if unknown."""
         walked = list(self._inside.get(key, {}).values())
         if not walked or any(products.unknown for products in walked):
             return None
@@ -597,7 +596,7 @@ class OutsideProducts(Products):
         return forward / len(walked), backward / len(walked)
 
     def walk_back(self, nodes: Sequence[Any]) -> None:
-        """Walk a backward pass from these nodes. A second one is reported as uncounted."""
+        """Walk a backward pass from these nodes. A second pass over a graph is not counted."""
         met: set[int] = set()
         for node in nodes:
             self.walk(node, met)
@@ -606,9 +605,9 @@ class OutsideProducts(Products):
         self._walked_back |= met
 
     def walk(self, node: Any, met: set[int] | None = None) -> None:  # noqa: ANN401
-        """From this node of the autograd graph back to the recorded calls, or to the leaves.
+        """Walk from this node of the autograd graph back to recorded calls, or to the leaves.
 
-        `met` takes the number of each node that it comes to, or the first of its call.
+        Add to `met` the sequence number of each node, or the first number of the node's call.
         """
         waiting = [node]
         while waiting:
@@ -635,7 +634,7 @@ class OutsideProducts(Products):
             waiting += [before for before, _ in node.next_functions if before is not None]
 
     def _inside_of(self, key: Any, start_nr: int, end_nr: int) -> Products | None:  # noqa: ANN401
-        """Products of a call, while the step's budget allows walking calls of its size."""
+        """The `Products` to fill for a call; None if that would exceed _MOST_INSIDE nodes."""
         calls = self._inside.setdefault(key, {})
         if start_nr not in calls and end_nr - start_nr <= self._left_inside:
             self._left_inside -= end_nr - start_nr
@@ -652,7 +651,7 @@ class OutsideProducts(Products):
             products.unknown[name] += 1
 
     def _checkpointed(self, number: int) -> None:
-        """Mark the calls of a re-entrant checkpoint: they have gradients on the way back only."""
+        """Mark the calls of a re-entrant checkpoint, which have gradients only in backward."""
         for key, call in self._nodes.without_nodes_at(number + 1):
             call.has_grad = call.is_recomputed = True
             self._reach(key, number)
@@ -662,7 +661,7 @@ class OutsideProducts(Products):
 
 
 def _leaf(node: Any) -> Any:  # noqa: ANN401
-    """The parameter behind a node that only reshapes or converts it, or None."""
+    """The leaf (AccumulateGrad) behind nodes that only reshape or convert it, or None."""
     for _ in range(4):
         if node is None:
             return None
@@ -690,7 +689,7 @@ _Cost = tuple[int | None, int]
 
 
 def _summed(sizes: str, *, first: int) -> Callable[[Any], _Cost]:
-    """The cost of a product of two matrices; `sizes` names those that end in the inner one."""
+    """Return the cost rule of mm. The node's attribute `sizes` ends in the inner dimension."""
 
     def rule(node: Any) -> _Cost:  # noqa: ANN401
         once = 2 * prod(_out(node)) * int(getattr(node, sizes)[-1])

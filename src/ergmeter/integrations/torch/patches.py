@@ -1,10 +1,10 @@
-"""Wraps the making of optimizers, evaluation mode, data loaders and checkpoint writers of torch.
+"""Wraps optimizer creation, evaluation mode, data loaders and checkpoint writers of torch.
 
-The optimizer's step itself has a hook of torch's own: see `steps`.
+Optimizer steps need no wrapper: torch has a hook for them (see `steps`).
 
-`torch.save` alone is not enough: most checkpoints are safetensors, and the small torch.save of the
-arguments beside them would report "0.0 s, measured" for a minute. Each wrapper is installed once
-per process and informs the loops that are watched at that time.
+Wrapping `torch.save` alone is not enough. Most checkpoints are safetensors; the small torch.save of
+the arguments beside them would report 0.0 s for a checkpoint of a minute. Each wrapper is installed
+once per process and informs the loops that are watched at that time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAVES = {
     "lightning_fabric.fabric": ("Fabric.save",),
     "deepspeed": ("DeepSpeedEngine.save_checkpoint",),
 }
-# Those that took the name for themselves when they were imported.
+# Modules that may have copied such a function into their own namespace on import.
 _HOLD_NAMES = (
     *("transformers.", "accelerate.", "peft.", "deepspeed.", "diffusers."),
     *("lightning.", "lightning_fabric.", "pytorch_lightning."),
@@ -63,7 +63,7 @@ class Waits:
         _waits.append(self)
 
     def fetched(self, start_ns: int) -> None:
-        """A batch was fetched, since `start_ns`."""
+        """Record the wait for a batch, from `start_ns` until now."""
         if get_ident() == self._thread and self._trains():
             self._training.phase_over("data", start_ns)
 
@@ -116,9 +116,9 @@ def patch_saves(name: str, module: ModuleType) -> None:
 
 def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
     setattr(holder, name, timed)
-    home = getattr(save, "__module__", None)  # where it is looked for when it is pickled
-    # Copies, which are made at once: another thread may be importing, and going through what grows
-    # is an error, also where a list is made of it.
+    home = getattr(save, "__module__", None)  # where pickle looks for it
+    # Iterate over copies: another thread may be importing, and a dict that grows meanwhile raises,
+    # even in list().
     loaded = sys.modules.copy().items()
     others = [other for key, other in loaded if key.startswith(_HOLD_NAMES) or key == home]
     for other in others:
@@ -128,9 +128,9 @@ def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: AN
 
 
 def _reporting(original: Callable[..., Any], report: Callable[[Any], None]) -> Callable[..., Any]:
-    """A method that passes its object to `report` when it has returned.
+    """Wrap a method: when it has returned, its object is passed to `report`.
 
-    It reads no clock, which would break the graph of a compiled function that calls it.
+    The wrapper reads no clock, which would break the graph of a compiled function that calls it.
     """
 
     @wraps(original)
@@ -143,7 +143,7 @@ def _reporting(original: Callable[..., Any], report: Callable[[Any], None]) -> C
 
 
 def _timing_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A data loader's `__next__` that reports when it was called, once it has returned."""
+    """Wrap a data loader's `__next__`: report when it was called, once it has returned."""
 
     @wraps(original)
     def call(self: Any) -> Any:  # noqa: ANN401

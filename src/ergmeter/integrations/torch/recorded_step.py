@@ -1,4 +1,4 @@
-"""A recorded step as plain data: which calls are the trained model's, and what is to be counted."""
+"""Turns a recorded step into plain data: the trained model's calls, and what is to be counted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops
 
 _KEPT_LOGITS = ("logits_to_keep", "num_logits_to_keep")
-# Of TRL's trainers: log-probabilities in tiles of the head, which are computed again on the way
-# back; where Triton works, for labelled positions alone.
+# TRL's trainers compute log-probabilities in tiles of the head, and again in backward; where Triton
+# works, only for labelled positions.
 _FUSED_HEAD = "fused_lm_head"
 _TRITON = ("cuda", "xpu")
 _EXACT = "exact"
@@ -35,7 +35,7 @@ _UNCALLED = "no call of the model with gradients was seen in the first steps"
 _UNSEEN = "no call of the model was seen: a step is taken to be one pass over its tokens"
 
 
-# By the length of sequences, and by the labelled share of their tokens (0: unknown).
+# Counts FLOPs for a sequence length and a labelled share of the tokens (0: unknown).
 Reread = Callable[[float, float], "tuple[Flops, ...]"]
 
 
@@ -45,18 +45,18 @@ class _Head:
 
     share: float = 1.0
     is_on_labels: bool = False  # labelled positions alone
-    is_repeated: bool = False  # on the way back
+    is_repeated: bool = False  # computed again in backward
     reason: str = ""
 
 
 def recorded_step(
     step: StepCalls, amounts: StepAmounts, model: object = None, loss: object = None
 ) -> tuple[StepRecord, list[list[ModuleCall]], Reread | None]:
-    """The record of a step, and the calls that have to be run to be counted, by module.
+    """Return a step's record, the calls that must be run to be counted (by module), and a recount.
 
-    Where the largest model was counted from its configuration, also what counts it again for
-    sequences of another length. `model` is counted so where no call was seen, as in a step that is
-    compiled as a whole. `loss` is the module that is given the labels, where they are counted.
+    The recount counts the largest model again for another sequence length; None unless it was
+    counted from its configuration. If no call was seen, as in a step that is compiled as a whole,
+    `model` is counted from its configuration. `loss` is the module whose labels are counted.
     """
     trained, others = step.trained, step.others
     modules = _modules(trained)
@@ -119,9 +119,9 @@ def _modules(calls: Sequence[ModuleCall]) -> list[nn.Module]:
 
 
 def _configured(primary: nn.Module, head: _Head, amounts: StepAmounts) -> Reread:
-    """Counts a model of transformers from its configuration, as it was called."""
+    """Return a function that counts a transformers model from its configuration, with `head`."""
     if not amounts.tokens:
-        raise UsageError("it is given no tokens")
+        raise UsageError("the step has no token count")
     model = ref(primary)
 
     def count(length: float, labelled_frac: float) -> tuple[Flops, ...]:
@@ -143,7 +143,7 @@ def _configured(primary: nn.Module, head: _Head, amounts: StepAmounts) -> Reread
 
 
 def _with_head(flops: Flops, cost: PartFlops, head: _Head) -> Flops:
-    """A count in which the head costs as much as its positions, on padding too."""
+    """Return `flops` with the head's cost reduced to the positions that it is applied to."""
     hardware, padding = flops.hardware_per_step, flops.hardware_per_padding
     less = cost.model * (1 - head.share)
     again = cost.forward if head.is_repeated else 0.0
@@ -160,7 +160,7 @@ def _with_head(flops: Flops, cost: PartFlops, head: _Head) -> Flops:
 
 
 def _head(calls: Sequence[ModuleCall]) -> _Head:
-    """The positions that logits were asked for in these calls."""
+    """Return the share of positions for which these calls compute logits."""
     positions = total = 0
     is_fused = bool(calls) and all(call.kwargs.get(_FUSED_HEAD) is True for call in calls)
     for call in calls:
@@ -183,7 +183,7 @@ def _head(calls: Sequence[ModuleCall]) -> _Head:
 
 
 def _positions(calls: Sequence[ModuleCall], amounts: StepAmounts) -> float | None:
-    """Positions that the model was called with, where that is a multiple of the step's tokens."""
+    """Positions over all calls, if the model passes over the step's tokens several times."""
     if not calls or getattr(getattr(calls[0].module, "config", None), "is_encoder_decoder", False):
         return None
     shapes = [(ids_shape(call), call.times) for call in calls]

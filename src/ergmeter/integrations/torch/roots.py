@@ -1,9 +1,10 @@
 """Finds the model that an optimizer trains among the modules of a loop, and counts its calls.
 
-The first module called in training mode may be a frozen teacher. So the root is the outermost
-called module that owns the optimizer's parameters; `torch.calls` reports calls until it is known. A
-hook on a module would be copied, pickled and scripted with it. So a root's wrapper sits where
-module.compile() stores its result, which none of these copy.
+The first module called in training mode may be a frozen teacher. So the model, called root here, is
+the outermost called module that owns the optimizer's parameters. Until it is known, every outermost
+call is inspected (`torch.calls`). A hook on a module would be copied, pickled and scripted with the
+module. So a root's wrapper sits in the attribute where module.compile() stores its result, which
+none of these copy.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ if TYPE_CHECKING:
     from ergmeter.integrations.torch.steps import Loop
 
 # -- precision of matrix products ------------------------------------------------------------------
-# Weights in fp32 do not tell under autocast. Only what is certain is reported: that autocast is off
-# where a model is called proves nothing, since it may be switched on inside.
+# With fp32 weights, autocast decides the precision. If autocast is off where a model is called,
+# that proves nothing: it may be switched on inside. Only a precision that is certain is reported.
 
 _SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
-_ACCELERATE = ("bf16", "fp16")  # with fp8 some products are, and some are not
+_ACCELERATE = ("bf16", "fp16")  # not "fp8": only some products are in fp8 then
 # As Lightning and Fabric call it; "transformer-engine" is left out for the same reason.
 _LIGHTNING = {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}
 
 
 def call_precision(module: Any, wrapped: Any) -> str | None:  # noqa: ANN401  torch modules
-    """The precision of products in a call, by autocast or by the framework's settings."""
+    """The precision of matrix products in a call, from autocast or the framework's settings."""
     return _autocast(wrapped) or lightning_precision(_fabric(module)) or _accelerate(wrapped)
 
 
 def lightning_precision(precision: object) -> str | None:
-    """The precision by Lightning's name for it."""
+    """Return bf16 or fp16 for Lightning's name of a precision; None for other names."""
     return _LIGHTNING.get(str(precision))
 
 
@@ -94,7 +95,7 @@ def _accelerate(module: Any) -> str | None:  # noqa: ANN401
 # -- roots -----------------------------------------------------------------------------------------
 
 _CALL = "_compiled_call_impl"  # where torch looks first when a module is called, since 2.2
-_OURS = "ergmeter_stands_before"  # of what we put there: what was there
+_OURS = "ergmeter_stands_before"  # attribute of our replacement: the call that it replaced
 _NAMED = "input_ids"
 _WRAPPED_IN = ("module", "_orig_mod")
 _MOST_COUNTS = 4096  # per module that is not known to be trained
@@ -103,20 +104,20 @@ _KEPT_EVALS = 64
 
 
 class Root:
-    """One module that a loop calls: when its step began, and with what tokens."""
+    """A module that a loop calls: the start and the token counts of its step in progress."""
 
     def __init__(self, module: nn.Module, loop: Loop) -> None:
         self.module = ref(module)
         self.parts = frozenset(id(part) for part in unwrapped(module))
         self.active = True
         self.was_called = False
-        self.dtype: str | None = None  # of its products, where that is known
+        self.dtype: str | None = None  # precision of its matrix products, where known
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
         self.drop()
         self.early_evals: list[list[int]] = []  # before the first step: start and end
         self._in_early_eval = False
         self._loop = loop
-        self._thread = 0  # that calls it first; another one is ours, counting its FLOPs
+        self._thread = 0  # that calls it first; on another thread we count its FLOPs
         self._call: Any = None
         self._names = _argument_names(unwrapped(module)[-1])
         self._shifts = shifts_labels(module)
@@ -125,7 +126,7 @@ class Root:
         self._layout: BatchLayout | None = None  # where it is not the usual one
 
     def drop(self) -> None:
-        """Drop what was counted since the last step, without asking the device."""
+        """Drop the counts since the last step, without waiting for the device."""
         self.start_ns: int | None = None
         self.counts: list[Counts] = []
         self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
@@ -133,9 +134,9 @@ class Root:
         self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """The module is about to compute this. Runs at every call: kept short.
+        """Count a call that is about to be made. Runs at every call, so it is short.
 
-        True if it is no training forward: then `Loop.evaluated` waits for its return.
+        True if it is not a training forward: `Loop.evaluated` is then called when it returns.
         """
         if not self.active or self._thread not in (0, get_ident()):
             return False
@@ -163,18 +164,18 @@ class Root:
         return False
 
     def evaluates_early(self, now_ns: int) -> None:
-        """A call without gradients begins, before the first step."""
+        """Store the start of a call without gradients, made before the first step."""
         if not self._in_early_eval and len(self.early_evals) < _KEPT_EVALS:
             self._in_early_eval = True
             self.early_evals.append([now_ns, now_ns])
 
     def evaluated_early(self, now_ns: int) -> None:
-        """That call has returned."""
+        """Store the end of the call whose start `evaluates_early` stored."""
         if self._in_early_eval:
             self.early_evals[-1][1] = now_ns
 
     def _call_outside_training(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call for evaluation; in eval mode with gradients, perhaps for a training step."""
+        """Report a call as evaluation; count it if it has gradients and may be training."""
         now_ns = time.monotonic_ns()
         self._loop.evaluates(self, now_ns)
         if not is_grad_enabled() or backward_task() != -1:
@@ -193,7 +194,7 @@ class Root:
             self._inside = InnerShapes(module)
 
     def take_step(self) -> tuple[int | None, list[Counts], int, Any]:
-        """The start and the counts of the step that ends now; the next begins empty."""
+        """End the step; return its start, counts, number of micro-batches and device events."""
         if self.start_ns is None and self.aside is not None:
             self.start_ns, self.counts = self.aside
             self.trains_in_eval = True
@@ -228,7 +229,7 @@ class Root:
         self._call = None
 
     def owned(self, parameters: Mapping[int, int]) -> int:
-        """The number of elements of these parameters that are this module's."""
+        """How many elements of `parameters` (sizes by id) belong to this module."""
         module = self.module()
         if module is None:
             return 0
@@ -236,7 +237,7 @@ class Root:
 
     @property
     def trainable(self) -> int:
-        """The number of trainable elements."""
+        """The number of trainable parameter elements of the module."""
         module = self.module()
         return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
 
@@ -264,7 +265,7 @@ class Root:
         return counts
 
     def _remember(self, args: tuple[Any, ...], counts: Counts, *, is_unnamed: bool) -> None:
-        """Store the counts by shape: the next batch often has the same, and only labels differ."""
+        """Cache the counts by shape: later batches often differ only in their labels."""
         key: Any = None
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             key = args[0].shape, args[0].dtype
@@ -274,7 +275,7 @@ class Root:
             self._alike[key] = counts
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """The call's arguments as a batch: by names where there are some."""
+        """The call's arguments as a batch: by name if one is `input_ids`, else in order."""
         if len(args) == 1 and isinstance(args[0], Mapping):
             return args[0]
         named = dict(zip(self._names, args, strict=False)) | kwargs
@@ -285,14 +286,14 @@ class Root:
 
 
 class BatchLayout(NamedTuple):
-    """How a model takes its batches, by shapes inside it."""
+    """How a model reads the rows and columns of its batches, judged by shapes inside it."""
 
     drops_last: bool = False  # rows of T + 1 tokens, of which it reads T
     is_sequence_first: bool = False  # (T, B)
     knows_axis: bool = True
 
     def applied(self, counts: Counts) -> Counts:
-        """Counts taken as of (B, T), corrected by this layout."""
+        """Correct counts that were taken for a (batch, sequence) layout."""
         samples, computed = counts.samples, counts.computed
         if not self.knows_axis:
             return replace(counts, samples=None)
@@ -309,7 +310,7 @@ class BatchLayout(NamedTuple):
 class InnerShapes:
     """Shapes that reach embeddings and sequence-first layers inside a model, in its first step.
 
-    Nothing is looked at in a model that is compiled, or that will be.
+    Compiled models, and models with compiled parts, are not inspected.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -332,7 +333,7 @@ class InnerShapes:
             self._look_at(part, self._layered)
 
     def called_with(self, shapes: set[tuple[int, ...]]) -> None:
-        """Use the shapes of outermost calls, where no embedding could be wrapped."""
+        """Use the shapes of outermost calls if none were seen at an embedding."""
         if not self._embedded:
             self._embedded = shapes
 
@@ -376,9 +377,10 @@ def _look_first(
 ) -> Any:  # noqa: ANN401
     """Replace a module's call by one that passes the arguments to `look` first.
 
-    If that returns True, `after` is called when the module has returned. `fail` gets an error.
+    If `look` returns True, `after` is called when the module has returned. `fail` gets an exception
+    of `look`.
     """
-    to = ref(module)  # or a model would hold itself, and its memory, until it is collected
+    to = ref(module)  # weak: a cycle would keep the model's memory until garbage collection
     compiled = module.__dict__.get(_CALL)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -409,9 +411,10 @@ def _restore_call(module: nn.Module | None, ours: Any) -> None:  # noqa: ANN401
 
 
 def tokens_of_calls(model: nn.Module) -> Root:
-    """Count the tokens of a model's calls with gradients, where batches have none.
+    """Return a `Root` that counts tokens from a model's calls with gradients.
 
-    As in reinforcement learning, where a batch is prompts, and what is trained on is generated.
+    For batches without token ids: in reinforcement learning a batch is prompts as text, and the
+    model trains on what it generates.
     """
     # The framework reports the steps: there is no loop to be informed.
     events = ("trains", "evaluates", "evaluated", "evaluated_nothing", "fail")
@@ -423,7 +426,7 @@ def tokens_of_calls(model: nn.Module) -> Root:
 
 
 def without_wrapper(module: nn.Module) -> nn.Module:
-    """A module without our wrapper, which a DataParallel replica copied from the original."""
+    """Remove our wrapper from a module, such as a DataParallel replica that copied it."""
     ours = getattr(module.__dict__.get(_CALL), "__dict__", {})
     if _OURS in ours:
         module.__dict__.pop(_CALL)
@@ -433,7 +436,7 @@ def without_wrapper(module: nn.Module) -> nn.Module:
 
 
 class Discovery:
-    """Inspects every outermost call until each new optimizer's root is known."""
+    """Inspects every outermost call until the root of each new optimizer is known."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -447,7 +450,7 @@ class Discovery:
         outermost.add(self)
 
     def disarm(self) -> None:
-        """Stop, and remove all traces."""
+        """Stop inspecting calls, and drop the roots found."""
         self.armed = False
         outermost.remove(self)
         self._wrappers = 0
@@ -456,30 +459,30 @@ class Discovery:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
     ) -> Any:  # noqa: ANN401
-        """An outermost call begins; a call inside a wrapper is the same call."""
+        """Inspect an outermost call that begins; a wrapper and the module inside are one call."""
         self._wrappers += is_wrapper
         aside = self._aside(module, args, kwargs) if self._wrappers <= is_wrapper else None
         return (is_wrapper, aside) if is_wrapper or aside is not None else None
 
     def after(self, token: Any) -> None:  # noqa: ANN401
-        """A call of a wrapper, or one outside training, has ended."""
+        """End the call of a wrapper, or a call outside training. `token` is from `before`."""
         is_wrapper, aside = token
         if aside is not None:
             self._loop.evaluated(aside)
         self._wrappers = max(0, self._wrappers - is_wrapper)
 
     def fail(self, error: Exception) -> None:
-        """Report an error of ours."""
+        """Pass an exception of this class to the loop."""
         self._loop.fail(error)
 
     def ignore(self, root: Root) -> None:
-        """Ignore this module: its root has a wrapper of its own."""
+        """Stop inspecting this root's module: the root has a wrapper of its own."""
         module = root.module()
         if module is not None:
             self._roots[module] = None
 
     def _aside(self, module: nn.Module, args: Any, kwargs: Any) -> Root | None:  # noqa: ANN401
-        """The root of an outermost call outside training, else None."""
+        """Count an outermost call; return its root if it is outside training, else None."""
         if module not in self._roots:
             has_parameters = next(module.parameters(), None) is not None
             self._roots[module] = Root(module, self._loop) if has_parameters else None
@@ -487,16 +490,16 @@ class Discovery:
         return root if root is not None and root.called(module, args, kwargs) else None
 
     def forget(self) -> None:
-        """A step is over: drop the calls made in it."""
+        """Drop the calls of the step that is over."""
         for root in self._roots.values():
             if root is not None:
                 root.take_step()
 
     def root_of(self, optimizer: torch.optim.Optimizer) -> Root | None:
-        """The called module that owns what this optimizer trains.
+        """The called module that owns this optimizer's parameters.
 
-        Optimizers with copies of their own (ZeRO, Megatron) own nothing of any module: then it is
-        the largest that was called in training mode.
+        Optimizers with copies of the parameters (ZeRO, Megatron) match no module: then the called
+        module with the most trainable parameters.
         """
         parameters = parameters_of(optimizer)
         called = [root for root in self._roots.values() if root is not None and root.was_called]
@@ -509,7 +512,7 @@ class Discovery:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """The parameters that an optimizer trains: sizes by id."""
+    """The sizes of the parameters that an optimizer trains, by id."""
     return {
         id(parameter): parameter.numel()
         for group in optimizer.param_groups
@@ -518,7 +521,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 
 def unwrapped(module: nn.Module) -> list[nn.Module]:
-    """A module and those that it wraps, outermost first."""
+    """A module and the modules that it wraps, outermost first."""
     modules = [module]
     while True:
         inner = (modules[-1]._modules.get(name) for name in _WRAPPED_IN)
@@ -544,14 +547,14 @@ def _pair(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
 
 
 def is_captured() -> bool:
-    """True while a CUDA graph is captured: nothing of ours may get into it."""
+    """True while a CUDA graph is captured, which must get no device work of ergmeter."""
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 # -- labels given to a loss module -----------------------------------------------------------------
-# A loss that has the output projection may apply it to labelled positions alone, as torchtune's
-# LinearCrossEntropyLoss does. Their number differs between steps, and the FLOPs with it. So the
+# A loss that includes the output projection may apply it to labelled positions alone, as
+# torchtune's LinearCrossEntropyLoss does. Then FLOPs vary between steps with their number. So the
 # calls of such a loss are counted over the whole training, not only in the recorded steps. A loss
 # without products (nn.CrossEntropyLoss) looks the same, and is released after the first backward
 # pass, so that ordinary loops pay nothing.
@@ -572,13 +575,13 @@ class LossLabels:
         return self._call is not None
 
     def look_at(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count this module's calls, including this one, if it is a loss with labels."""
+        """If this module is a loss with labels, count this call and the later ones."""
         if self._is_over or (self.module is not None and self.module() is module):
             return
         if _labels((*args, *kwargs.values())) is None:
             return
         if self.module is not None or module.__dict__.get(_CALL) is not None:
-            self.detach()  # two losses: which positions bear one is unknown; or one is compiled
+            self.detach()  # two losses, or a compiled one: labelled positions are unknown
             return
         self.module = ref(module)
         self._call = _look_first(module, self._count, fail=lambda _error: self.detach())
@@ -595,7 +598,7 @@ class LossLabels:
         self._call, self._amounts, self._is_over = None, [], True
 
     def merged(self, counts: list[Counts], after: Any) -> tuple[list[Counts], Any]:  # noqa: ANN401
-        """The counts of a step with labelled positions, if there is one loss per batch.
+        """Add labelled positions to the counts of a step, if there is one loss call per batch.
 
         `after` is what `device_events` returned for these counts.
         """
@@ -619,7 +622,7 @@ class LossLabels:
 
 
 def _labels(values: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """The labels among these values, one per differentiated row; else None."""
+    """The labels among these values: one for each row of the tensors with gradients; or None."""
     rows = {
         value.numel() // value.shape[-1]
         for value in values

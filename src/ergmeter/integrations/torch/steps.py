@@ -1,7 +1,7 @@
 """Detects the steps of any torch loop from optimizer steps, model calls, data fetches and saves.
 
-A step lasts from the first training forward of the model to the end of its optimizer's step. A step
-that a GradScaler skips is none; its batches count with the next. Optimizers that step for the same
+A step lasts from the first training forward of the model to the end of its optimizer's step. If a
+GradScaler skips a step, its batches count with the next. Optimizers that step for the same
 batch make one step: back to back, or in rounds as in a GAN, where a step ends when one of them
 steps again. An optimizer of another model begins a new training if it steps twice while the others
 rest, or if the others are gone. Evaluation lasts from `.eval()`, or the first forward without
@@ -39,8 +39,8 @@ from ergmeter.integrations.training import Training
 from ergmeter.meter.clock import moment
 
 _EARLY_WAITS = 64
-_NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"
-_CAPTURED = "steps recorded in a CUDA graph are not seen when it is replayed: use a Meter for them"
+_NO_START = "no call of the model was seen: a step is timed from the end of the one before"
+_CAPTURED = "steps captured in a CUDA graph are not seen when it is replayed: use a Meter for them"
 
 
 def _say_nothing(*_step: object) -> None:
@@ -48,7 +48,7 @@ def _say_nothing(*_step: object) -> None:
 
 
 def _nobody() -> None:
-    """Stands in for the reference to the one optimizer where there is none, or several."""
+    """Stands in for the reference to the only optimizer where there is none, or several."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Loop:
         on_made: Callable[[], None] = lambda: None,
         root: nn.Module | None = None,
     ) -> None:
-        """`make` returns a Training for one that begins, or None if there is to be no more.
+        """`make` returns the Training object for a training that begins; None ends the recording.
 
         `is_recorded_elsewhere` returns True while another integration records this process.
         `on_made` is called when the first optimizer is made. `root` is the model, where known.
@@ -84,7 +84,7 @@ class Loop:
         self.discovery = Discovery(self)
         self.off = False
         self._declared_root = Root(root, self) if root is not None else None
-        # The calls of the first steps, from before it is known who trains.
+        # Records the calls of the first steps, before the trained model is known.
         self._recorder: StepRecorder | None = None
         self._unresolved: WeakSet[Optimizer] = WeakSet()
         self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
@@ -101,9 +101,9 @@ class Loop:
     def _without_training(self) -> None:
         """Reset everything that belongs to one training."""
         self.training: Training | None = None
-        self._labels: LossLabels | None = None  # of its loss, where they are counted
-        self._roots: list[Root] = []  # the first is the one whose tokens count
-        self._root: Root | None = None  # the first of them
+        self._labels: LossLabels | None = None  # of the loss module, where they are counted
+        self._roots: list[Root] = []  # only the first root's tokens count
+        self._root: Root | None = None  # the first of `_roots`
         self._members: WeakSet[Optimizer] = WeakSet()
         # The one member, if there is one: all but a few loops.
         self._only: Callable[[], Optimizer | None] = _nobody
@@ -150,7 +150,7 @@ class Loop:
                 recorder.labels.detach()
 
     def stepped(self, optimizer: Optimizer, *_hooked: object) -> None:
-        """An optimizer has stepped."""
+        """Record the step of an optimizer, which has just ended."""
         if self.off or is_compiling():
             return
         end_ns = moment()
@@ -194,7 +194,7 @@ class Loop:
             self._other_stepped(optimizer, end_ns, training)
 
     def _member_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
-        for newcomer, step in self._newcomers:  # between two steps of ours: of one round
+        for newcomer, step in self._newcomers:  # they stepped between two steps of ours: one round
             training.extend(step.end_ns)
             self._join(newcomer())
             self._round.add(id(newcomer()))
@@ -215,7 +215,7 @@ class Loop:
         if before or not self._members:
             self._begin(optimizer, before, end_ns)
         elif root in self._roots or began_ns is None or began_ns < self._end_ns:
-            self._join(optimizer)  # of the same model, or of the same batch
+            self._join(optimizer)  # it trains the same model, or stepped for the same batch
             self._member_stepped(optimizer, end_ns, training)
         else:
             self._newcomers.append((ref(optimizer), self._piece(end_ns, root)))
@@ -234,7 +234,7 @@ class Loop:
         self.optimizers_made = max(self.optimizers_made, 2)  # they may be older than this loop
 
     def _root_of(self, optimizer: Optimizer) -> Root | None:
-        """The optimizer's root, searched for at its first step."""
+        """The root of the optimizer (the module it trains), searched for at its first step."""
         if optimizer in self._roots_of:
             return self._roots_of[optimizer]
         root = self._declared_root or self.discovery.root_of(optimizer)
@@ -258,7 +258,7 @@ class Loop:
     # -- trainings --------------------------------------------------------------------------------
 
     def _begin(self, optimizer: Optimizer, before: list[OptimizerStep], end_ns: int) -> None:
-        """A training begins, whose first step has just ended."""
+        """Begin a training whose first step has just ended."""
         root = self._root_of(optimizer)
         logged = self._logged if self.training is None else {}
         self.end(is_followed=True)
@@ -283,14 +283,14 @@ class Loop:
         training.before_end = self._end_evaluation
         for start_ns, evaluated_ns in root.early_evals if root is not None else ():
             training.phase_over("eval", start_ns, end_ns=evaluated_ns)
-        # The program's own clock has our set-up in this step too, not in a gap before the next.
+        # Our set-up counts in this step, as in the program's own timing, not in a gap after it.
         for step in (*before, replace(piece, end_ns=moment())):
             self._tell(step)
         if root is not None:
             root.active = True
 
     def _recorder_now(self) -> StepRecorder:
-        """The recorder for the training that begins."""
+        """Return the recorder of module calls for the training that begins, armed."""
         recorder, self._recorder = self._recorder or StepRecorder(LossLabels()), None
         recorder.is_evaluating = lambda: self.eval_ns is not None
         self._labels = recorder.labels
@@ -298,7 +298,7 @@ class Loop:
         return recorder
 
     def end(self, *, is_followed: bool = False) -> None:
-        """End the training; another begins if `is_followed`."""
+        """End the training. `is_followed`: another training begins in this process."""
         training = self.training
         self._end_evaluation()
         self._let_go()
@@ -312,7 +312,7 @@ class Loop:
         self._handle = register(self.stepped)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """End the training, and stop watching the loop."""
         self.off = True
         if self in patches.loops:
             patches.loops.remove(self)
@@ -338,7 +338,7 @@ class Loop:
         self._without_training()
 
     def fail(self, error: Exception) -> None:
-        """An error of ours: mark it in the run, and stop watching."""
+        """Mark an exception of ergmeter's own in the run, and stop watching the loop."""
         self.off = True
         self.discovery.disarm()
         self._stop_recording()
@@ -354,7 +354,7 @@ class Loop:
         self._roots_of = WeakKeyDictionary()
 
     def _piece(self, end_ns: int, root: Root | None = None) -> OptimizerStep:
-        """What the roots computed since the last step."""
+        """Return the optimizer step that ends now: what the roots computed since the last one."""
         first = root or (self._roots[0] if self._roots else None)
         if first is None:
             return OptimizerStep(None, end_ns, [], 1)
@@ -398,7 +398,7 @@ class Loop:
     # -- what else takes time ---------------------------------------------------------------------
 
     def trains(self, root: Root, now_ns: int) -> None:
-        """A root is called for a training step: an evaluation has ended."""
+        """End the evaluation in progress, if any: a root is called for a training step."""
         if self.eval_ns is not None and root in self._roots:
             fetch, self._eval_fetch = self._eval_fetch, None
             self._evaluated(fetch[0] if fetch else now_ns)
@@ -406,7 +406,7 @@ class Loop:
                 self.training.phase_over("data", fetch[0], end_ns=fetch[1])
 
     def evaluates(self, root: Root, now_ns: int) -> None:
-        """A root is called outside training."""
+        """Begin an evaluation, unless one is in progress: a root is called outside training."""
         if self._roots and root is self._roots[0]:
             self._eval_fetch = None
             if self.eval_ns is None:
@@ -415,7 +415,7 @@ class Loop:
             root.evaluates_early(now_ns)
 
     def evaluated(self, root: Root) -> None:
-        """That call has returned: without further training the evaluation ends here."""
+        """Store when a root's call outside training returned: the evaluation may end here."""
         if self.training is None:
             root.evaluated_early(time.monotonic_ns())
         elif self.eval_ns is not None and root in self._roots:
@@ -427,11 +427,11 @@ class Loop:
             self._evaluated(self._eval_end_ns)
 
     def evaluated_nothing(self) -> None:
-        """The supposed evaluation was training."""
+        """Drop the evaluation in progress: its calls were training."""
         self.eval_ns = self._eval_fetch = None
 
     def mode(self, module: nn.Module, *, training: bool) -> None:
-        """`.train()` or `.eval()` was called."""
+        """Begin an evaluation at the model's `.eval()`, and end it at its `.train()`."""
         if not self._roots or id(module) not in self._roots[0].parts or self.training is None:
             return
         now_ns = time.monotonic_ns()
@@ -449,7 +449,7 @@ class Loop:
             self.training.phase_over("eval", start_ns, end_ns=end_ns)
 
     def fetched(self, start_ns: int) -> None:
-        """A batch was fetched, since `start_ns`."""
+        """Record the wait for a batch, from `start_ns` until now."""
         end_ns = time.monotonic_ns()
         if self._is_elsewhere():
             return
@@ -457,7 +457,7 @@ class Loop:
             self._eval_fetch = (start_ns, end_ns)
         elif self.training is not None and not self._unresolved:
             self.training.phase_over("data", start_ns, end_ns=end_ns)
-        else:  # of which training is known when the next optimizer steps
+        else:  # the next optimizer's step decides which training it belongs to
             self._waits.append((start_ns, end_ns))
 
     def _is_elsewhere(self) -> bool:
@@ -465,14 +465,14 @@ class Loop:
         return self._thread != 0 and self._thread != get_ident()
 
     def saves(self) -> int | None:
-        """A checkpoint begins, if the training waits for it. A nested save is part of the outer."""
+        """Begin a checkpoint; return its start, or None on a thread that does not train."""
         if self._is_elsewhere():
             return None
         self._saving += 1
         return time.monotonic_ns()
 
     def saved(self, start_ns: int | None) -> None:
-        """The checkpoint is written."""
+        """End a checkpoint that `saves` began. A nested one counts with the outer one."""
         if start_ns is None:
             return
         self._saving -= 1
@@ -486,10 +486,10 @@ class Loop:
         training.phase_over("checkpoint", start_ns)
 
     def logged(self, values: dict[str, Any]) -> None:
-        """The program logs these values: of the step in progress, else of the last one."""
+        """Add values that the program logs to the step in progress, else to the last one."""
         if self.off or (self.training is None and not self._unresolved):
             return
-        if self.eval_ns is not None:  # figures of an evaluation, whatever they are called
+        if self.eval_ns is not None:  # metrics of an evaluation, whatever their names
             return
         if self.training is None or (self._root is not None and self._root.start_ns is not None):
             self._logged.update(values)

@@ -29,15 +29,13 @@ from ergmeter.config_file import (
 from ergmeter.errors import UsageError, closest
 from ergmeter.runlog.settings import Settings
 
-BUILTIN = "builtin:"  # a model or a data set that is made here, with no network
+BUILTIN = "builtin:"  # a model that ergmeter makes itself, without the network
 
 
 def _number(value: object) -> object:
     """A number that may be written as text: to YAML `2e-4` without a dot is text."""
     if value == "auto":
-        raise ValueError(
-            "must be a number: `auto` lets each side of a comparison run with another one"
-        )
+        raise ValueError("must be a number: with `auto` the sides of a comparison could differ")
     if isinstance(value, bool):
         raise ValueError("must be a number")  # noqa: TRY004  pydantic takes a ValueError
     try:
@@ -110,7 +108,7 @@ Schedule = Literal[
 
 
 class Model(ConfigModel):
-    """The model: "builtin:tiny" and its kin, a folder, or a name on the hub."""
+    """The model: a built-in one such as "builtin:tiny", a folder, or a name on the hub."""
 
     name: Text = Field(description="a name on the hub, a folder, or builtin:tiny")
     local_dir: FilePath | None = None
@@ -121,7 +119,7 @@ class Model(ConfigModel):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether it is made here."""
+        """True if ergmeter makes the model itself."""
         return self.name.startswith(BUILTIN)
 
 
@@ -150,7 +148,7 @@ class Tuning(ConfigModel):
 
 
 class Train(ConfigModel):
-    """The training. Batches are those of one device."""
+    """The training's settings. Batch sizes are those of one device."""
 
     output_dir: FilePath
     batch_size: Count = 4
@@ -183,7 +181,7 @@ class Train(ConfigModel):
 
 
 class Data(ConfigModel):
-    """The text. `train_path` None: the built-in data set, with its own held-out part."""
+    """The training text. `train_path` None: the built-in data set, with its own held-out part."""
 
     train_path: FilePath | None = None
     val_path: FilePath | None = None
@@ -203,7 +201,7 @@ class DataSource(ConfigModel):
 
 
 class Metrics(ConfigModel):
-    """What is measured beside the training."""
+    """What is measured during the training, and where it is written."""
 
     enable_energy_logging: StrictBool = True
     sample_interval_s: Positive = 0.05
@@ -223,13 +221,13 @@ class Metrics(ConfigModel):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The given values that a Meter takes: the warm-up, and those for carbon and cost."""
+        """The values given here that are a Meter's settings: warm-up, carbon and cost."""
         names = {"grid", *(field.name for field in fields(Settings))}
         return self.model_dump(include=names, exclude_none=True)
 
 
 class SftSettings(ConfigModel):
-    """All that a configuration file may have."""
+    """All settings that a configuration file may have."""
 
     model: Model
     train: Train
@@ -245,7 +243,7 @@ class SftSettings(ConfigModel):
 
     @property
     def has_validation(self) -> bool:
-        """Whether there is text that is held out, and so something to evaluate on."""
+        """True if there is held-out text to evaluate on."""
         if self.data.val_path is not None:
             return True
         if self.task_mode == "cpt_mixed":
@@ -268,13 +266,13 @@ BUILTIN_TYPES = {"tiny": "causal", "tiny-seq2seq": "seq2seq", "1b": "causal"}
 
 
 def contradictions(config: SftSettings) -> list[str]:
-    """Yields a line for each contradiction, with what to do."""
+    """Returns a line for each pair of contradictory settings, with what to do."""
     checks = (_model, _tuning, _schedule, _data, _packing, _blocks, _mixture, _metrics)
     return [line for check in checks for line in check(config)]
 
 
 def is_of_bitsandbytes(optim: str) -> bool:
-    """Whether transformers takes this optimizer from bitsandbytes."""
+    """True if transformers takes this optimizer from bitsandbytes."""
     name = optim.lower()
     return "paged" in name or "bnb" in name or ("8bit" in name and name != "adamw_torch_8bit")
 
@@ -309,7 +307,7 @@ def _tuning(config: SftSettings) -> Iterator[str]:
         elif tuning.bits:
             yield f"tuning.bits {tuning.bits} needs tuning.backend bnb or unsloth; got torch"
         if is_of_bitsandbytes(optim):
-            yield f"train.optim {optim} is of bitsandbytes: write tuning.backend bnb or adamw_torch"
+            yield f"train.optim {optim} needs bitsandbytes: write tuning.backend bnb or adamw_torch"
     if tuning.mode == "full" and tuning.bits:
         yield (
             f"tuning.mode full can't train weights of {tuning.bits} bits; remove tuning.bits or"
@@ -319,8 +317,8 @@ def _tuning(config: SftSettings) -> Iterator[str]:
         yield "tuning.mode qlora is 4-bit by definition; for tuning.bits 8 write tuning.mode lora"
     if tuning.backend == "bnb" and not tuning.bits and not is_of_bitsandbytes(optim):
         yield (
-            "tuning.backend bnb with neither tuning.bits nor an optimizer of bitsandbytes is what"
-            " torch runs; write tuning.bits: 4, or tuning.backend: torch"
+            "tuning.backend bnb with neither tuning.bits nor an optimizer of bitsandbytes is the"
+            " same as torch; write tuning.bits: 4, or tuning.backend: torch"
         )
 
 
@@ -348,7 +346,7 @@ def _data(config: SftSettings) -> Iterator[str]:
     if data.val_path and not data.train_path and config.task_mode != "cpt_mixed":
         yield "data.val_path without data.train_path: the built-in text has a held-out part itself"
     if data.val_path and data.val_path == data.train_path:
-        yield "data.val_path is data.train_path: a loss on what was trained on is no evaluation"
+        yield "data.val_path is data.train_path: a loss on trained text is no evaluation"
     multiple = data.pad_to_multiple_of
     if multiple and longest % multiple:
         yield (
@@ -368,8 +366,8 @@ def _packing(config: SftSettings) -> Iterator[str]:
         yield f"data.packing is for sft; task_mode {config.task_mode} fills its blocks anyway"
     if config.tuning.backend == "unsloth":
         yield (
-            "data.packing with tuning.backend unsloth: nothing shows that its attention keeps"
-            " packed documents apart; write data.packing: false"
+            "data.packing with tuning.backend unsloth: its attention may mix the documents of a"
+            " packed row; write data.packing: false"
         )
 
 
@@ -402,16 +400,16 @@ def _metrics(config: SftSettings) -> Iterator[str]:
         yield "train.report_to needs metrics.enable_energy_logging: true"
 
 
-# Of the original, with what to do about each.
+# Keys of the original that have no use here, with what to do about each.
 NO_USE = {
     "mode": "the original never read it; write task_mode",
-    "run_name": "remove it; train.output_dir tells runs apart",
+    "run_name": "remove it; train.output_dir distinguishes runs",
     "stride": "remove it: windows that overlap count a token twice",
     "logging": "write train.logging_steps and train.report_to",
     "model.revision": "remove it; load that revision into a folder and give its path as model.name",
-    "data.format": "remove it; the format is told by the file's own keys",
+    "data.format": "remove it; the format is recognised by the file's own keys",
     "data.split": "remove it; give data.train_path and data.val_path",
-    "data.test_path": "remove it; nothing here tests",
+    "data.test_path": "remove it; there is no test after the training",
     "data.cache_dir": "remove it; nothing is cached",
     "train.load_best_model_at_end": "remove it; what is measured is the whole training",
     "train.metric_for_best_model": "remove it; early stopping goes by the evaluation's loss",
@@ -420,7 +418,7 @@ NO_USE = {
 }
 
 
-# By section: other names of keys, which the original and transformers have.
+# By section: alternative names of keys, from the original and from transformers.
 OTHER_NAMES = {
     "model": {"max_seq_length": "max_seq_len", "max_length": "max_seq_len"},
     "tuning.lora": {"rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"},
@@ -462,7 +460,7 @@ def load(path: Path, *, changes: Mapping[str, object] | None = None) -> SftConfi
 
 
 def errors_in(values: Mapping[str, Any]) -> list[str]:
-    """All that is wrong with the values of a configuration."""
+    """Error messages for the values of a configuration; empty if they are valid."""
     _, errors = _checked(_renamed(values, ""), output_dir=Path("outputs"))
     return [error.text for error in errors]
 
@@ -517,9 +515,9 @@ def _nested(key: str, value: object) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Each key by its first name, so that one file's `lr` overrides another's `learning_rate`.
+    """Rename alternative keys, so that one file's `lr` overrides another's `learning_rate`.
 
-    Where a file has both, both stay, for the error.
+    If a file has both names of a key, both stay, and cause an error.
     """
     first_names = OTHER_NAMES.get(section, {})
     result: dict[str, Any] = {}
@@ -551,7 +549,7 @@ def _unknown(location: Location, siblings: Sequence[str]) -> str:
 
 
 def _with_line(error: ConfigError, files: Sequence[ConfigFile]) -> str:
-    """The error with its line, which may have another name of the key."""
+    """The error with its line in a file, where the key may have an alternative name."""
     *section, name = error.location or ("",)
     others = OTHER_NAMES.get(dotted(tuple(section)), {})
     names = [name, *(other for other, first in others.items() if first == name)]

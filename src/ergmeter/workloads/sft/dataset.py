@@ -45,7 +45,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A conversation that ends with an answer, or a text; and what a template may name of it."""
+    """A conversation that ends with an answer, or a text. `fields`: values for a template file."""
 
     where: str
     turns: tuple[ChatTurn, ...] = ()
@@ -77,7 +77,7 @@ def read(path: Path) -> list[Example]:
 
 
 def builtin(*, longest: int) -> tuple[list[Example], list[Example]]:
-    """Requests for tales and the tales, to train on and to hold out; none is in both.
+    """Generated examples (requests for tales, and the tales): to train on, and held out.
 
     An example asks for one tale or more, of up to about `longest` tokens together, so that lengths
     are spread as those of instructions are.
@@ -231,7 +231,7 @@ class Rendered:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(text for text, _ in self.parts)
 
 
@@ -244,7 +244,7 @@ def render(example: Example, template: Template) -> Rendered:
 
 
 def plain(example: Example) -> Rendered:
-    """What is asked, a new line, the answer: for a model that has no form of its own."""
+    """The question, a new line, the answer: for a tokenizer without a chat template."""
     parts = []
     for turn in example.turns:
         is_answer = turn.role == "assistant"
@@ -254,7 +254,7 @@ def plain(example: Example) -> Rendered:
 
 
 class Chat:
-    """A tokenizer's own chat template. Each answer bears loss, and what the template puts after."""
+    """A tokenizer's own chat template. Answers bear loss, and what the template puts after them."""
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
         self._tokenizer = tokenizer
@@ -313,7 +313,7 @@ class TemplateFile:
         self._before, self._after = self._divided(written)
 
     def __call__(self, example: Example) -> Rendered:
-        """The example in parts."""
+        """Fill in the template; return the example in parts."""
         fields = example.fields
         if fields is None:
             raise UsageError(
@@ -334,7 +334,7 @@ class TemplateFile:
             raise UsageError(f"{where}: the template {self._path} refuses this: {error}") from error
 
     def _divided(self, written: str) -> tuple[str, str]:
-        """What comes before the answer and after it."""
+        """Return the template's text before the answer and after it."""
         if "{{" in written or "{%" in written:
             raise UsageError(f"{self._path} reads like a Jinja template; name it .jinja")
         names = _NAMED.findall(written)
@@ -344,7 +344,7 @@ class TemplateFile:
                 hint = near or f"there are {', '.join(_NAMES)}"
                 raise UsageError(f"{self._path}: {{{name}}} is no placeholder; {hint}")
         if not _QUESTION & set(names):
-            raise UsageError(f"{self._path} has no {{prompt}}, so every answer would be to nothing")
+            raise UsageError(f"{self._path} has no {{prompt}}, so answers would have no question")
         answers = [match for match in _NAMED.finditer(written) if match[1] in _ANSWER]
         if len(answers) > 1:
             raise UsageError(f"{self._path} names the answer {len(answers)} times; once is enough")
@@ -359,7 +359,7 @@ def _filled(written: str, fields: Any) -> str:  # noqa: ANN401
 
 
 def template_for(path: Path | None, tokenizer: Any) -> Template:  # noqa: ANN401
-    """The file's, else the tokenizer's own, else the plain one."""
+    """The template of the file, else the tokenizer's own, else `plain`."""
     if path is not None:
         return TemplateFile(path)
     return Chat(tokenizer) if getattr(tokenizer, "chat_template", None) else plain

@@ -1,7 +1,7 @@
 """Facts of what actually ran, read from the objects that run and not from the configuration.
 
-The optimizer is the class that steps. Types are those of the parameters. The attention is what the
-model's own configuration came to. Kernels are named by the functions that the layers call. Versions
+The optimizer is the class that steps. Types are those of the parameters. The attention is that of
+the loaded model's configuration. Kernels are named by the functions that the layers call. Versions
 are of the loaded modules.
 """
 
@@ -78,7 +78,7 @@ def _when(strategy: str, steps: int | None) -> str:
 
 
 def _attention(model: Any) -> str | None:  # noqa: ANN401
-    """By the model's configuration; None under Unsloth, whose own layers do not ask it."""
+    """The attention in the model's configuration; None under Unsloth, which ignores that."""
     if "unsloth" in kernels(model):
         return None
     implementation = getattr(_inner(model).config, "_attn_implementation", None)
@@ -103,7 +103,7 @@ def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
 
 
 def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
-    """The type products are computed in: autocast's, else that of the weights."""
+    """The precision of matrix products: autocast's, else that of the weights."""
     if trainer.args.bf16:
         return "bf16"
     if trainer.args.fp16:
@@ -116,7 +116,7 @@ def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
 def kernels(model: Any) -> str:  # noqa: ANN401
     """Libraries whose kernels the layers call, such as "unsloth" or "liger".
 
-    By the modules their `forward` is defined in, and their attributes of that kind.
+    They are recognised by the module in which a layer's `forward` is defined; else "library".
     """
     names = {
         owner
@@ -160,12 +160,12 @@ def _version(name: str) -> str | None:
 
 
 def _inner(model: Any) -> Any:  # noqa: ANN401
-    """The model inside PEFT's."""
+    """The model inside PEFT's wrapper; a model without one unchanged."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _counts(model: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Parameters that are trained, and all; packed 4-bit weights by the numbers they stand for."""
+    """The numbers of trained and of all parameters; packed 4-bit weights count unpacked."""
     trained = total = 0
     for parameter in model.parameters():
         numbers = _numbers(parameter)
@@ -188,7 +188,7 @@ def _bits(model: Any) -> int | None:  # noqa: ANN401
 
 
 def _majority(model: Any, *, floats: bool = False) -> str:  # noqa: ANN401
-    """The type of most frozen weights."""
+    """The type of most frozen weights; of most weights if none is frozen."""
     counts: Counter[str] = Counter()
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     for parameter in frozen or model.parameters():  # adapters are few, and in a type of their own

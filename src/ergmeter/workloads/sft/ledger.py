@@ -28,7 +28,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
 
-# What stands behind SFT-Play's columns.
+# Columns after SFT-Play's.
 MORE = (
     *("window_s", "window_steps", "train_loss", "eval_loss", "mfu"),
     *("energy_low_J", "energy_high_J"),
@@ -49,7 +49,7 @@ COLUMNS = (*_SECOND, *ADDED, "currency", *(name for name in part_columns() if na
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """Where a row was written; `problem` says why not to the ledger."""
+    """Where a row was written. `problem`: why it is not in the ledger."""
 
     path: Path | None
     problem: str = ""
@@ -119,7 +119,7 @@ def _append(path: Path, cells: Mapping[str, object]) -> None:
 
 
 def _columns(path: Path) -> tuple[str, ...]:
-    """The columns of a ledger; none if there is no such file, or an empty one."""
+    """The columns of a ledger; empty if the file is absent or empty."""
     return appended_file.header_of(path) if path.is_file() else ()
 
 

@@ -1,8 +1,8 @@
 """Estimates the memory of a training before it begins, and compares it with what is free.
 
-The estimate is that of `erg estimate`. What it can't see counts as nothing, so that a training that
-fits is not refused: rows that are not read yet, states of an optimizer that is not known or may
-leave the device, probabilities of attention that torch's sdpa may or may not write out.
+The estimate is that of `erg estimate`. Unknown parts count as 0, so that a training that fits is
+not refused: rows that are not read yet, states of an optimizer that is unknown or may leave the
+device, attention probabilities that torch's sdpa may or may not store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OPTIMIZERS = {
 def free_bytes() -> float:
     """Free memory of the device, for each rank on it.
 
-    Infinite if it can't be read, or if the ranks share a model, which no estimate is for.
+    Infinite if it can't be read, or if the ranks share a model, which the estimate does not cover.
     """
     if any(f"ACCELERATE_USE_{name}" in os.environ for name in ("FSDP", "DEEPSPEED")):
         return math.inf
@@ -74,7 +74,7 @@ def check(
 
 
 def _ways(config: SftConfig, model: str, rows: int, read: int, answered: int) -> list[str]:
-    """What saves a tenth of the memory or more, if halved or changed; and a smaller model."""
+    """Settings to reduce or change that save a tenth of the memory or more; and a smaller model."""
     is_full, is_torch = config.tuning.mode == "full", config.tuning.backend == "torch"
     other = {"mode": "lora"} if is_full else {"mode": "qlora", "bits": 4}
     tuning = config.tuning.model_copy(update=other)
@@ -90,7 +90,7 @@ def _ways(config: SftConfig, model: str, rows: int, read: int, answered: int) ->
 
 
 def step_bytes(config: SftConfig, model: str, rows: int, read: int, answered: int) -> float:
-    """The peak of a step on one device. An encoder reads `read` tokens of a row."""
+    """Peak memory of a step on one device, for rows of `read` tokens in, `answered` tokens out."""
     train, tuning = config.train, config.tuning
     graph, is_lora = read_graph(model), tuning.mode != "full"
     targets = tuning.lora.target_modules or tuple(n for n in TARGETS if n in module_names(graph))

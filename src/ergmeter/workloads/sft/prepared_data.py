@@ -51,7 +51,7 @@ class Truncated:
     without_answer: list[str] = field(default_factory=list)
 
     def fitted(self, ids: list[int], labels: list[int]) -> Row:
-        """Cuts tokens to the length that fits."""
+        """Cut a document to `longest` tokens, and count what was cut."""
         over = len(ids) - self.longest
         if over > 0:
             self.documents += 1
@@ -74,7 +74,7 @@ class Truncated:
 
 
 class TextEncoder:
-    """A tokenizer, and what it puts at the begin and at the end of a text."""
+    """A tokenizer, and the tokens that it puts at the beginning and the end of a text."""
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
         self._tokenizer = tokenizer
@@ -86,7 +86,7 @@ class TextEncoder:
     def causal(
         self, rendered: Sequence[Rendered], where: Sequence[str], cut: Truncated
     ) -> list[Row]:
-        """Documents for a causal model, without those whose answer was cut away."""
+        """Rows for a causal model, without the documents whose answer was cut away."""
         documents = []
         for name, example, parts in zip(where, rendered, self._parts(rendered), strict=True):
             ids = [] if example.is_marked else list(self.begin)
@@ -110,7 +110,7 @@ class TextEncoder:
         return documents
 
     def seq2seq(self, rendered: Sequence[Rendered], cut: Truncated) -> Iterator[Row]:
-        """What the encoder reads and what the decoder is to say, each with its end."""
+        """Yield rows for a seq2seq model: input and labels, each with an end token."""
         for example, parts in zip(rendered, self._parts(rendered), strict=True):
             source: list[int] = list(self.begin)
             answer: list[int] = []
@@ -123,7 +123,7 @@ class TextEncoder:
             yield {name: ids[: cut.longest] for name, ids in texts.items()}
 
     def texts(self, rendered: Sequence[Rendered]) -> list[list[int]]:
-        """Whole documents, all of which is to be learnt."""
+        """The tokens of whole documents, all of which bear a loss."""
         return [
             [*self.begin, *(token for part in parts for token in part), *self.end]
             for parts in self._parts(rendered)
@@ -149,9 +149,9 @@ class TextEncoder:
 
 
 def packed(documents: Sequence[Row], *, longest: int) -> list[Row]:
-    """Packs documents into rows, in order.
+    """Pack documents into rows, in order.
 
-    Sorting them by length first would waste less, and put documents of like length together.
+    Sorting them by length first would waste less, but put documents of like length together.
     """
     rows: list[Row] = []
     for document in documents:
@@ -165,7 +165,7 @@ def packed(documents: Sequence[Row], *, longest: int) -> list[Row]:
 
 
 def blocks(documents: Sequence[Sequence[int]], *, size: int) -> tuple[list[Row], int]:
-    """Blocks of one stream of all documents, and how many tokens at its end fill none."""
+    """Cut the stream of all documents into blocks; also return the number of tokens left over."""
     stream = [token for document in documents for token in document]
     count = len(stream) // size
     if not count:
@@ -177,7 +177,7 @@ def blocks(documents: Sequence[Sequence[int]], *, size: int) -> tuple[list[Row],
 def mixed(
     sources: Mapping[str, Sequence[Row]], weights: Mapping[str, float], *, seed: int
 ) -> tuple[list[Row], dict[str, int]]:
-    """As many rows of each source as its weight says, and how many that is; none comes twice.
+    """Rows of all sources in proportion to their weights, none twice; and the number of each.
 
     Weights are shares of rows. The source that is used up first ends the mixture: drawing with
     replacement would go on, and train on some rows several times for others never seen.
@@ -187,7 +187,7 @@ def mixed(
     taken = {name: int(most * weights[name] / total + 1e-9) for name in sources}
     missing = [name for name, number in taken.items() if not number]
     if missing:
-        raise UsageError(f"by its weight not one row of {missing[0]} would be used; raise it")
+        raise UsageError(f"the weight of {missing[0]} is too low for a single row; raise it")
     dice = random.Random(seed)
     rows: list[Row] = []
     for name, number in taken.items():
@@ -196,7 +196,7 @@ def mixed(
 
 
 def _some(rows: Sequence[Row], number: int, dice: random.Random) -> list[Row]:
-    """`number` rows in random order, by `Random.random`, whose sequence Python keeps."""
+    """`number` rows in random order, by `Random.random`, whose sequence Python never changes."""
     keyed = [(dice.random(), index) for index in range(len(rows))]
     return [rows[index] for _, index in sorted(keyed)[:number]]
 
@@ -209,9 +209,9 @@ def _some(rows: Sequence[Row], number: int, dice: random.Random) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Rows to a batch. It goes to the loader's workers, so it holds numbers only.
+    """Collates rows into a batch. It is sent to the loader's workers, so it has numbers only.
 
-    `start`: what the decoder of a seq2seq model begins with; None leaves its input to the model.
+    `start`: the first token of a seq2seq decoder; None: the model makes the decoder's input.
     """
 
     fill: int
@@ -220,7 +220,7 @@ class Collate:
     start: int | None = None
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """A rectangle as wide as the longest row, rounded up to the multiple."""
+        """Pad the rows to the longest one, rounded up to the multiple."""
         ids = [row["input_ids"] for row in rows]
         batch = {"input_ids": self._padded(ids, self.fill)}
         labels = self._padded([row["labels"] for row in rows], NO_LOSS)
@@ -243,7 +243,7 @@ class Collate:
         return self._padded([[1] * len(row) for row in rows], 0)
 
     def _shifted(self, labels: torch.Tensor, start: int) -> torch.Tensor:
-        """What the decoder reads: the labels, one place later."""
+        """The decoder's input: the labels, shifted right by one position."""
         moved = labels.roll(1, dims=-1)
         moved[:, 0] = start
         return moved.masked_fill(moved == NO_LOSS, self.fill)
@@ -260,7 +260,7 @@ class Prepared:
     evaluation: list[Row] | None
     collate: Collate
     seq_len: int
-    documents: int = 0  # that were read, of which a packed row holds several
+    documents: int = 0  # documents that were read; a packed row has several
     notes: tuple[str, ...] = ()
     samples: tuple[Rendered, ...] = field(default=(), repr=False)
 
@@ -273,8 +273,8 @@ def prepare_data(
 ) -> Prepared:
     """Prepares the configuration's data. `decoder_start`: a seq2seq decoder's first token.
 
-    Where that is not given, it is taken to be the padding for models of T5's kind; others make
-    their decoder's input themselves, and then it is not in the batch to be counted.
+    Left out, it is the padding token for models like T5. Other models make the decoder's input
+    themselves; then it is not in the batch, and its tokens are not counted.
     """
     making = _Making(config, tokenizer)
     train, evaluation = making.rows()
@@ -319,7 +319,7 @@ class _Making:
             self.notes.append("the tokenizer has no token for the end of a text; none was added")
 
     def rows(self) -> tuple[list[Row], list[Row] | None]:
-        """To train on, and to evaluate on where there is such text."""
+        """The rows to train on, and the rows to evaluate on; None without held-out text."""
         config, data = self._config, self._config.data
         as_blocks = config.task_mode != "sft"
         if config.task_mode == "cpt_mixed":
@@ -401,8 +401,8 @@ class EpochTokens:
     """Tokens of one epoch, its rows taken in their order (a training shuffles them)."""
 
     rows: int
-    real: int  # text; of a seq2seq model what is read and what is said
-    computed: int  # every place of the rectangles, padding included
+    real: int  # text; for a seq2seq model input and labels
+    computed: int  # every position of the batches, padding included
     loss: int  # predicted and compared
     shortest: int
     median: float
@@ -410,7 +410,7 @@ class EpochTokens:
 
 
 def epoch_tokens(rows: Sequence[Row], collate: Collate, *, batch_size: int) -> EpochTokens:
-    """The amounts of these rows, in batches of this size."""
+    """The token counts of these rows, in batches of this size."""
     starts = range(0, len(rows), batch_size)
     lengths = [len(row["input_ids"]) for row in rows]
     answer_tokens = sum(len(row["labels"]) for row in rows) if collate.is_seq2seq else 0
@@ -432,6 +432,6 @@ def _places(rows: Sequence[Row], collate: Collate) -> int:
 
 
 def _bearing(row: Row, collate: Collate) -> int:
-    """A causal model predicts each token from those before, so the first one of a row never."""
+    """Tokens of a row that bear a loss. A causal model never predicts the first one."""
     labels = row["labels"] if collate.is_seq2seq else row["labels"][1:]
     return sum(label != NO_LOSS for label in labels)

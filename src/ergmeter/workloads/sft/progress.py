@@ -28,10 +28,10 @@ from ergmeter.units import duration
 
 LONGEST_S = 6 * 3600.0  # of all trainings of a command
 WARM_UP_S = 300.0  # at most, within a first step
-_TIMED = 3  # first steps, of which the shortest is taken for all
+_TIMED = 3  # first steps, of which the shortest is the estimate for all
 _LOOK_S = 0.5
 _OPTIMIZER_S = 5.0  # for the optimizer's step to end: weights that change are not saved
-_FINISHING = "finishing this step and saving; once more ends it at once"
+_FINISHING = "finishing this step and saving; a second signal ends it at once"
 _TOO_LONG = (
     "the whole training would take more than 6 h: {}; take fewer steps (train.max_steps), a smaller"
     " model or a GPU, or --anyway"
@@ -59,21 +59,21 @@ class TrainingWatch(TrainerCallback):
     ) -> None:
         """`tell` gets the step, the number of steps and the last loss.
 
-        `series`: how often a series still trains this, now included, and the seconds of its other
-        trainings, as far as measured.
+        `series`: how often this training is still to run in a series, this time included, and the
+        seconds that the series' other trainings take, as far as measured.
         """
         self._tell, self._anyway, self._grace_s = tell, anyway, grace_s
         self._times, self._others_s = series
         self.begun: Callable[[], None] = lambda: None
         self.by: int | None = None  # the first signal
-        self.reason = ""  # for which the training can't finish
+        self.reason = ""  # why the training can't finish
         self._is_watching = False
         self._weights = threading.RLock()  # held while they change, and when they are saved
         self._durations: list[float] = []  # of the first steps
         self._step_began_s, self._due_s = 0.0, math.inf  # when the step in progress is ended
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """Ends the process, unless a training is watched: then the thread has the signal."""
+        """Ends the process, unless a training is watched: then the thread handles the signal."""
         if not self._is_watching:
             raise SystemExit(128 + number)
 
@@ -95,7 +95,7 @@ class TrainingWatch(TrainerCallback):
             thread.join()  # once it has read every signal that came
 
     def ends(self) -> None:
-        """The training is over: what follows has no time limit."""
+        """Removes the time limits when the training is over, and takes the weights' lock."""
         self._weights.acquire()
         self._grace_s = self._due_s = math.inf
 
@@ -112,7 +112,7 @@ class TrainingWatch(TrainerCallback):
                     self._end(end_now)
 
     def _end(self, end_now: Callable[[bool], int]) -> None:
-        """Ends the process, unless the first step or the training ends by itself just now."""
+        """Ends the process, unless the first step or the training has just ended by itself."""
         weights = self._weights
         may_save = weights.acquire(timeout=_OPTIMIZER_S)
         if self._due_s > monotonic():
@@ -143,7 +143,7 @@ class TrainingWatch(TrainerCallback):
         return monotonic() - self._step_began_s
 
     def refuse(self, reason: str) -> None:
-        """Ends a training that can't finish here, unless it is to go on anyway."""
+        """Stores why the training must end; with `anyway`, only prints that as a warning."""
         if self._anyway:
             note(f"Warning: {reason}")
         else:
@@ -154,7 +154,7 @@ class TrainingWatch(TrainerCallback):
         self.begun()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Limits the first step to its share of the longest time, and a warm-up."""
+        """Limits the first step to its share of LONGEST_S, plus WARM_UP_S."""
         self._step_began_s = monotonic()
         is_first = not self._durations and self.by is None and state.is_world_process_zero
         if is_first and not self._anyway:
@@ -162,7 +162,7 @@ class TrainingWatch(TrainerCallback):
             self._due_s = monotonic() + WARM_UP_S + max(0.0, LONGEST_S - self._others_s) / steps
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Weights change from here to the step's end. Blocks for ever if the process ends."""
+        """Takes the weights' lock until the step's end. Blocks for ever if the process ends."""
         self._weights.acquire()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
@@ -193,7 +193,7 @@ class TrainingWatch(TrainerCallback):
             self.refuse(_TOO_LONG.format(f"{text} {_TIMED}) x {_TIMED + left} steps{times}"))
 
     def _all_stop(self, args: Any, state: Any) -> bool:  # noqa: ANN401
-        """Ranks stop at the same step, or one would wait for the others for ever.
+        """True if all ranks stop at this step. One that stopped alone would leave others waiting.
 
         They ask each other where a loss is logged, since they wait for each other there anyway.
         """

@@ -68,7 +68,7 @@ def run(turn: SeriesTurn, options: Sequence[str]) -> int:
 
 
 def interpreter(config: SftConfig) -> str:
-    """The Python that trains this; Unsloth has an environment of its own."""
+    """The path of the Python that trains this: Unsloth has an environment of its own."""
     if config.tuning.backend != "unsloth" or importlib.util.find_spec("unsloth") is not None:
         return sys.executable
     named = os.environ.get(UNSLOTH_VARIABLE) or str(_UNSLOTH_PYTHON)

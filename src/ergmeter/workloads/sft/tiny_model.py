@@ -73,8 +73,8 @@ _MARKS = (PAD, BEGIN, END)
 def tokenizer(name: str) -> Any:  # noqa: ANN401  of transformers, which has no types
     """A byte-level BPE tokenizer, trained on the built-in data set's text.
 
-    Ours has some thousand different words, so a large vocabulary is not filled; the embeddings
-    beyond are never used, and cost what they cost in any model.
+    That text has about a thousand different words, so it does not fill a large vocabulary. The
+    unused embeddings cost as much as in any model.
     """
     import transformers  # noqa: PLC0415  in the process that builds
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
@@ -96,7 +96,7 @@ def tokenizer(name: str) -> Any:  # noqa: ANN401  of transformers, which has no 
 
 
 def model(name: str) -> Any:  # noqa: ANN401
-    """The model with its first weights: the same at every call."""
+    """The model with its initial weights, the same at every call."""
     import torch  # noqa: PLC0415  in the process that builds
     import transformers  # noqa: PLC0415
 
@@ -135,8 +135,8 @@ def _recipe(name: str) -> dict[str, Any]:
 
 
 def _name_class(path: Path) -> None:
-    """By the name that every version knows: transformers 5 writes one that 4 can't load, and an
-    environment with another version may train the same model."""
+    """Set the tokenizer's class to a name that every version loads: transformers 5 writes one that
+    4 can't load, and another environment may train the same model."""
     fields = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
 

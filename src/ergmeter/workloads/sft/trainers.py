@@ -112,7 +112,7 @@ def load_model(config: SftConfig, path: Path | str) -> LoadedModel:
 
 
 def compute_dtype(config: SftConfig) -> torch.dtype:
-    """The configured type of products."""
+    """The configured precision of matrix products."""
     if config.train.bf16:
         return torch.bfloat16
     return torch.float16 if config.train.fp16 else torch.float32
@@ -181,7 +181,7 @@ def _adapted(config: SftConfig, model: Any) -> Any:  # noqa: ANN401
 
 
 def _lora_arguments(config: SftConfig, model: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What PEFT and Unsloth are both told of the adapters."""
+    """Arguments for the adapters, the same for PEFT and Unsloth."""
     lora = config.tuning.lora
     return {
         "r": lora.r,
@@ -193,7 +193,7 @@ def _lora_arguments(config: SftConfig, model: Any) -> dict[str, Any]:  # noqa: A
 
 
 def targets(config: SftConfig, model: Any) -> list[str]:  # noqa: ANN401
-    """The modules that get an adapter: those that were named, or the usual ones it has."""
+    """The modules that get an adapter: the configured ones, or the usual ones that exist."""
     there = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     named = config.tuning.lora.target_modules
     missing = sorted(set(named or ()) - there)
@@ -243,7 +243,7 @@ def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
 def _unsloth() -> Any:  # noqa: ANN401  a module
     if importlib.util.find_spec("unsloth") is None:
         raise PluginError(
-            "tuning.backend unsloth: Unsloth is not installed here. It wants versions of its own:"
+            "tuning.backend unsloth: Unsloth is not installed here. It needs its own environment:"
             " `./dev unsloth` sets up its environment, `./dev train-unsloth` trains in it"
         )
     try:
@@ -263,7 +263,7 @@ def _there(package: str, what: str) -> None:
 
 
 def training_arguments(config: SftConfig, kind: Any, *, examples: int) -> Any:  # noqa: ANN401
-    """Arguments of this kind (TrainingArguments or one made of it) for so many examples."""
+    """Make `kind` (TrainingArguments or a subclass) from a configuration and the data's size."""
     wanted = {**_common(config), **_when(config), "warmup_steps": _warmup_steps(config, examples)}
     unknown = sorted(wanted.keys() - {field.name for field in fields(kind)})
     if unknown:
@@ -295,13 +295,13 @@ def _common(config: SftConfig) -> dict[str, Any]:
         "optim": train.optim,
         "dataloader_num_workers": train.dataloader_workers,
         "dataloader_drop_last": False,
-        # Said, not left to be found out: without it two ranks on processors train as one each.
+        # Explicit: otherwise two ranks on CPUs would each train alone.
         "use_cpu": not (torch.cuda.is_available() or torch.backends.mps.is_available()),
         "dataloader_pin_memory": torch.cuda.is_available(),
         "seed": config.seed,
         "data_seed": config.seed,
         "gradient_checkpointing": False,  # the backend does that to the model itself
-        "remove_unused_columns": False,  # position_ids of packed rows are not to be taken out
+        "remove_unused_columns": False,  # it would remove the position_ids of packed rows
         "label_names": ["labels"],
         "disable_tqdm": True,  # one bar, ours
         "skip_memory_metrics": not config.metrics.hf_memory,
@@ -328,7 +328,7 @@ def _when(config: SftConfig) -> dict[str, Any]:
 
 
 def _warmup_steps(config: SftConfig, examples: int) -> int:
-    """transformers 5 takes steps alone."""
+    """The warm-up in steps, since transformers 5 takes no ratio."""
     train = config.train
     if train.warmup_steps is not None:
         return train.warmup_steps
@@ -337,7 +337,7 @@ def _warmup_steps(config: SftConfig, examples: int) -> int:
 
 
 def planned_steps(config: SftConfig, examples: int, *, ranks: int) -> int:
-    """Optimizer steps that a training to its end takes, the last of an epoch with what is left."""
+    """Optimizer steps of a whole training; an epoch's last step may have fewer batches."""
     train = config.train
     if train.max_steps is not None:
         return train.max_steps
@@ -379,6 +379,6 @@ def _kinds(config: SftConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.train.trainer != "trl":
         return transformers.Trainer, transformers.TrainingArguments, {}
     trl = library("trl", "train.trainer trl", "'ergmeter[train]'")
-    # What is handed over is tokenised, cut and packed already.
+    # The rows are tokenised, cut and packed already.
     prepared = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None}
     return trl.SFTTrainer, trl.SFTConfig, prepared

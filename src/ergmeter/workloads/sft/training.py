@@ -42,7 +42,7 @@ _UNMEASURED = "training goes on, the GPU's energy is not measured"
 
 
 def warning() -> str | None:
-    """What keeps an NVIDIA GPU's sensors from being read; None where nothing does, or none is."""
+    """Why an NVIDIA GPU's sensors can't be read; None if they can, or without such a GPU."""
     is_used = torch.cuda.is_available() and torch.version.hip is None
     if not is_used and not any(file.read_text() == _NVIDIA for file in _PCI.glob("*/vendor")):
         return None
@@ -62,7 +62,7 @@ def warning() -> str | None:
     return None
 
 
-_MODELS = Path("outputs/models")  # where models of our own are kept, once made
+_MODELS = Path("outputs/models")  # the cache of built-in models
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TrainingOutcome:
     written: ledger.LedgerRow | None = None
     problem: str = ""
     signal: int | None = None
-    is_first: bool = True  # of several ranks, the one that tells
+    is_first: bool = True  # the rank that prints the outcome
 
 
 def run(
@@ -123,7 +123,7 @@ def run(
 def source(config: SftConfig) -> Path | str:
     """The model's source: a built-in one, a directory, or a hub name."""
     if config.model.name.startswith("builtin:"):
-        # Whole: adapters name it, and are loaded from anywhere.
+        # An absolute path: adapters store it, and are loaded from other directories.
         folder = (config.model.local_dir or _MODELS).resolve()
         return tiny_model.saved_model(config.model.name, folder)
     where = config.model.local_dir or config.model.name
@@ -174,7 +174,7 @@ class _Fit:
         self._say, self._finish = say, finish
         self._facts: dict[str, Any] = {}
         self._outcome: TrainingOutcome | None = None
-        self._ending = threading.Lock()  # of the main thread and the watch's
+        self._ending = threading.Lock()  # the main thread and the watch's thread may both end it
         self._first_step = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         watch.begun = self._begun
@@ -182,7 +182,7 @@ class _Fit:
         self._trainer = trainers.trainer(config, loaded, data, callbacks=[*callbacks, watch])
 
     def run(self) -> TrainingOutcome:
-        """Train, save, close the run, write the row: one signal waits until all this is done."""
+        """Train, save, close the run, write the row. A first signal waits until this is done."""
         checkpoint = self._checkpoint()
         with self._watch.watches(self._end_now):
             if self._meter is not None:
@@ -210,9 +210,9 @@ class _Fit:
     ) -> TrainingOutcome:
         """Saves, closes the run and writes the row.
 
-        Weights are not saved if the optimizer changes them, or the main thread is here too.
+        `may_save` is false while the optimizer changes the weights, or another thread saves them.
         """
-        saved, not_saved = self._saved() if may_save else (False, "its weights were in use")
+        saved, not_saved = self._saved() if may_save else (False, "the weights were in use")
         with self._ending:
             self._outcome = self._outcome or self._recorded(problem, saved, not_saved, is_cut)
             return self._outcome
@@ -225,7 +225,7 @@ class _Fit:
         last_losses = self._last_losses({"loss": "train_loss", "eval_loss": "eval_loss"})
         if status == "finished" and not all(map(math.isfinite, last_losses.values())):
             status, problem = "diverged", "the last loss is not a number: it diverged"
-        if _rank() == 0:  # since the last log it is of each rank alone
+        if _rank() == 0:  # the mean over the training differs between ranks
             last_losses |= self._last_losses({"train_loss": "mean_train_loss"})
         ended = {
             **self._facts,
@@ -258,7 +258,7 @@ class _Fit:
             self._meter.workload({**self._facts, "started": self._started})
 
     def _checkpoint(self) -> str | None:
-        """The last complete checkpoint to go on from."""
+        """The path of the last complete checkpoint to resume from; None unless `train.resume`."""
         if not self._config.train.resume:
             return None
         where, ranks = self._config.train.output_dir, self._trainer.args.world_size
@@ -279,7 +279,7 @@ class _Fit:
         try:
             self._trainer.save_metrics("train", metrics)  # on the first rank alone
         except OSError as error:
-            self._say(f"[train] the Trainer's memory figures could not be written: {error}")
+            self._say(f"[train] the Trainer's memory metrics could not be written: {error}")
 
     def _failed(self, error: Exception) -> str:
         reason = " ".join(str(error).split())[:300]
@@ -294,9 +294,9 @@ class _Fit:
         return f"{message} (traceback in {where})"
 
     def _saved(self) -> tuple[bool, str]:
-        """The adapters, or the model where all of it was trained.
+        """Save the adapters, or the model if all of it was trained; if not saved, return why.
 
-        Not where no step was done: what lies there from another time is better than that.
+        Without a step nothing is saved, which would replace an earlier training's weights.
         """
         where = self._config.train.output_dir
         if self._trainer.state.global_step <= self._first_step:
@@ -323,9 +323,9 @@ class _Fit:
         return self._meter.path
 
     def _last_losses(self, names: dict[str, str]) -> dict[str, float]:
-        """The last of these that the Trainer logged, each under our name.
+        """The last value that the Trainer logged for each of these names, under our name.
 
-        Its `loss` is the mean since the log before, its `train_loss` that of the training.
+        The Trainer's `loss` is the mean since the log before, `train_loss` that of the training.
         """
         history = self._trainer.state.log_history
         return {

@@ -9,7 +9,7 @@ from tests.unit.metrics.reasons.making import S
 from tests.unit.metrics.test_inference import ANSWERED, LOAD, THREE, many, request, settled
 
 TRAINING = even_steps(5, tokens_computed=9)
-BEAMS = "num_beams=4: beams are weighed against each other, no token is final"
+BEAMS = "num_beams=4: in beam search no token is final before the end"
 UNCOUNTED = request(0, 0, 1, 5, prompt=None, out=None)
 SOME_FAILED = [settled("answered", n, n + 0.5) for n in range(21)]
 SOME_FAILED += [settled("failed: HTTP 500", n + 0.6, n + 0.7) for n in range(21)]
