@@ -75,7 +75,7 @@ class Varying:
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:
-    """The settings that vary among these cells."""
+    """Return the names of the settings that vary among these cells."""
     settings = Varying()
     for cell in cells:
         settings.add(cell.settings)
@@ -217,7 +217,7 @@ class Configuration:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no repeat has run."""
+        """True if all repeats are pending, running or skipped."""
         return all(row["status"] in _WAITING for row in self.rows)
 
     @property

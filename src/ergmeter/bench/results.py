@@ -669,7 +669,7 @@ class CellSource:
     """Reads bench results for a comparison: a results directory, one cell, or a file of results."""
 
     def recognises(self, path: Path) -> bool:
-        """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
+        """True for a bench directory, a cell, a Parquet file, or a CSV file of bench results."""
         if path.is_dir():
             cells = (path, *state.cell_directories(path))
             return (path / state.PLAN).is_file() or any(

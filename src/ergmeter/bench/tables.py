@@ -259,11 +259,11 @@ def from_parquet(path: Path) -> Iterator[pa.Table]:
     try:
         file = pq.ParquetFile(path)
         if _NEEDED - {*file.schema_arrow.names}:
-            raise FormatError(f"{path} is no table of results: it has no columns id and status")
+            raise FormatError(f"{path} is not a table of results: no columns id and status")
         for batch in file.iter_batches(batch_size=ROWS):
             yield _aligned(batch)
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} is no Parquet file of results: {error}") from error
+        raise FormatError(f"{path} is not a Parquet file of results: {error}") from error
 
 
 def _aligned(batch: pa.RecordBatch) -> pa.Table:
@@ -385,7 +385,7 @@ def read_fms_file(path: Path) -> pa.Table:
     header = reader.fieldnames or []
     if not _is_of_fms(header):
         raise FormatError(
-            f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
+            f"{path} is not a table of results: it has none of {', '.join(TRAINER_METRICS)}"
             f" ({', '.join(header[:6]) or 'it is empty'}, ...)"
         )
     return as_table([_fms_row(row, line, path) for line, row in enumerate(reader)])

@@ -217,7 +217,7 @@ _ALIKE = 0.1  # of the time by stamps, which may be whole seconds
 
 @dataclass(frozen=True)
 class LogRun:
-    """One run in a log: a row for each step line, NaN where the line did not say."""
+    """One run in a log: a row for each step line, NaN for figures that the line lacks."""
 
     step: FloatArray
     epoch: FloatArray
@@ -346,7 +346,7 @@ def _first(run: LogRun) -> tuple[int, str]:
         return 0, "one row: nothing can be left out"
     is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")
     starts = "" if is_timed else "it only starts the clock, and "
-    opened = f"the first row left out: {starts}its steps hold the compile"
+    opened = f"the first row left out: {starts}its steps include compilation"
     periods = run.period_s[1:]
     if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
         return 1, opened

@@ -34,9 +34,9 @@ Progress: TypeAlias = "Callable[[int], None]"
 
 
 class LogFile:
-    """One pass over a log. `lines` may be asked for once.
+    """Reads a log once: `lines` can be called only once.
 
-    `words` may be changed on the way, once it is known which lines are wanted.
+    `words` may be changed while reading, once it is known which lines are wanted.
     """
 
     def __init__(self, path: str | Path, *, progress: Progress | None = None) -> None:
@@ -224,7 +224,7 @@ def make_importers(options: dict[str, Any], *, format: str | None = None) -> lis
     for name in [format] if format else names:
         make = registry.load("importers", name)
         if Importer not in getattr(make, "__mro__", ()):
-            raise PluginError(f"the importer {name!r} is no subclass of ergmeter.ports.Importer")
+            raise PluginError(f"the importer {name!r} is not a subclass of ergmeter.ports.Importer")
         importers.append(make(**{n: v for n, v in options.items() if n in make.options}))
     return sorted(importers, key=lambda importer: importer.order)
 

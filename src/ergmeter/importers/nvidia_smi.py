@@ -100,7 +100,7 @@ class CsvLog:
         self.why_skipped = ""  # the first of them below a header
 
     def rows(self, lines: Iterable[str]) -> Iterator[Row]:
-        """Yield the readings."""
+        """Yield the readings, a row for each line that is not a header."""
         for self.lines, line in enumerate(lines, start=1):
             text = line.strip()
             if not text:
@@ -153,7 +153,7 @@ def key_of(names: Iterable[str]) -> str | None:
 
 
 def _split(line: str) -> list[str]:
-    """The cells; nothing that nvidia-smi says of a GPU has a comma in it."""
+    """Split a line into cells; nvidia-smi prints no comma within a cell."""
     return [cell.strip(_AROUND) for cell in line.split(",")]
 
 
@@ -183,9 +183,9 @@ _CELL = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}|\d+(\.\d+)? (MiB|%|W|
 
 
 class NvidiaSmiImporter(Importer):
-    """Logs of nvidia-smi, at any interval, of any columns of which one is the time.
+    """Reads logs of nvidia-smi at any interval, with any columns if one is the time.
 
-    `devices` are those seen so far, by id.
+    `devices`: the devices found so far, by id.
     """
 
     name = "nvidia_smi"
@@ -220,7 +220,7 @@ class NvidiaSmiImporter(Importer):
         return _HEADLESS if is_headless else ""
 
     def words(self, recognised: str) -> LineHints | None:
-        """Byte strings of which a header holds one; after a header, every line."""
+        """The byte strings to find a header by; None, for every line, once there was a header."""
         return None if recognised else LineHints(_WORDS)
 
     def sampled_devices(self) -> Sequence[Device]:
@@ -325,7 +325,7 @@ def _device(device: str, row: Row) -> Device:
 
 
 def _complete_readings(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Row]]:
-    """The rows of each reading, by device. The last is left out if it may be cut."""
+    """Yield each reading's rows by device; the last reading is left out if it may be cut off."""
     before = 0
     reading: dict[str, Row] = {}
     row: Row | None = None

@@ -384,5 +384,5 @@ class NxdtImporter(StepLineImporter):
         return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
     def words(self, recognised: str) -> LineHints:
-        """Byte strings of which each wanted line holds one."""
+        """Byte strings, at least one of which is in every line to read."""
         return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS

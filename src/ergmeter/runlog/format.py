@@ -156,7 +156,7 @@ def training_of(writer: WriterLog) -> str | None:
 
 
 def run_header(path: Path) -> dict[str, Any]:
-    """The header of a run directory. Raises FormatError if it is none."""
+    """Read the header of a run directory. Raises FormatError if it is not a run's."""
     if path.name.endswith(PACKED) and path.is_file():
         raise FormatError(f"{path} is packed; `erg runs unpack {path}` makes a run of it")
     if not path.is_dir():
@@ -184,7 +184,7 @@ def run_header(path: Path) -> dict[str, Any]:
 def writer_header(path: Path, damage: list[str]) -> dict[str, Any]:
     """The header of a writer's directory, checked, with its `Flops` and results of `erg analyze`.
 
-    Those that can't be read are left out, and named in `damage`.
+    FLOPs and results that can't be read are left out, and named in `damage`.
     """
     header = json_object(path)
     try:

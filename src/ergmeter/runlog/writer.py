@@ -107,7 +107,7 @@ class _Segment:
         return self._size > 0
 
     def discard(self) -> None:
-        """Remove a file that holds nothing."""
+        """Close and remove a file without any rows."""
         os.close(self._fd)
         self.path.unlink()
 

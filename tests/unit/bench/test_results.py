@@ -457,10 +457,10 @@ def test_a_cell_of_a_table_may_be_long(tmp_path: Path) -> None:
 def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1, 2]}), path)
-    with pytest.raises(FormatError, match="no table of results: it has no columns id and status"):
+    with pytest.raises(FormatError, match="not a table of results: no columns id and status"):
         load_table(path)
     pq.write_table(pa.table({"id": ["x"], "status": ["ok"], "num_gpus": ["two"]}), path)
-    with pytest.raises(FormatError, match="no Parquet file of results"):
+    with pytest.raises(FormatError, match="not a Parquet file of results"):
         load_table(path)
 
 

@@ -48,7 +48,7 @@ class BenchProgress:
 
     @property
     def counts(self) -> Counter[Status]:
-        """How many cells are in each status."""
+        """The number of cells in each status."""
         return Counter(self.states[cell.index].status for cell in self.plan.cells)
 
     @property
@@ -111,7 +111,7 @@ def prepare(
 
 
 def reopened(out: Path, progress: BenchProgress, statuses: Collection[str]) -> None:
-    """Have cells that ended with one of these statuses run again; their output is put aside."""
+    """Set cells with one of these statuses to pending, so that they run again."""
     for cell in progress.plan.cells:
         cell_state = progress.states[cell.index]
         if cell_state.status in statuses:
@@ -257,7 +257,7 @@ def estimate_duration(
     *,
     seconds_a_cell: float | None = None,
 ) -> DurationEstimate:
-    """The time of all cells that are not skipped. `durations_s`: those of `known_durations`."""
+    """Estimate the time of all cells that are not skipped. `durations_s`: `known_durations`'."""
     counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
     total_s = 0.0
     for cell in plan.cells:

@@ -414,9 +414,9 @@ def gpus_here() -> list[str]:
 
 
 def dry_run_gpus(cells: Iterable[Cell], *, on_gpus: bool) -> tuple[bool, list[str]]:
-    """Whether a dry run shows what a machine with GPUs starts, and a note if that differs here.
+    """Return whether a dry run shows commands as with GPUs, and a note if that differs from here.
 
-    `on_gpus`: the caller named a number of GPUs; otherwise it is as on this machine.
+    `on_gpus`: the user gave a number of GPUs; otherwise commands are shown as on this machine.
     """
     has_gpus = bool(gpus_here())
     note = "shown as with GPUs; this machine has none, so torchrun would start the ranks here"

@@ -60,7 +60,7 @@ def check_expectations(
 def _first_lines(
     patterns: Mapping[Expectation, re.Pattern[str]], outputs: Iterable[Path]
 ) -> dict[Expectation, str]:
-    """The first line that each pattern is in: line by line, since a log may be of any length."""
+    """The first output line that each pattern matches; read line by line, as logs may be long."""
     first_lines: dict[Expectation, str] = {}
     if not patterns:
         return first_lines
@@ -223,7 +223,7 @@ def outcome(
 
 
 def _out_of_memory(output: ParsedOutput, kills: int | None = None) -> str:
-    """How it ran out of memory; empty if it did not."""
+    """How the cell ran out of memory; empty if it did not."""
     memory_line = _memory_line(output)
     if memory_line:
         return memory_line

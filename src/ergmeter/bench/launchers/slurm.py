@@ -200,7 +200,7 @@ class SlurmLauncher:
 
 
 def _tell_time_was_up(directory: Path) -> None:
-    """Mark a cell as timed out whose runner saw a signal only and cancelled it."""
+    """Give the reason of a cancelled cell, that its job's time was up: its runner saw a signal."""
     with state.claimed(directory) as is_ours:
         cell_state = state.read(directory)
         if is_ours and cell_state.status == "cancelled":

@@ -198,7 +198,7 @@ class BenchPlan:
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
+            raise FormatError(f"{path} is not a plan: {type(error).__name__}: {error}") from error
 
 
 def check_plan(path: Path) -> None:

@@ -127,7 +127,7 @@ def _chat(written: str, tokenizer: Any) -> Callable[[Example], str]:  # noqa: AN
     try:
         template = sandbox(trim_blocks=True, lstrip_blocks=True).from_string(written)
     except jinja.TemplateError as error:
-        raise UsageError(f"chat_template is no Jinja template: {error}") from error
+        raise UsageError(f"chat_template is not a Jinja template: {error}") from error
 
     def chat(example: Example) -> str:
         try:

@@ -129,7 +129,7 @@ class Template:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every argument reaches the command."""
+        """True if every argument reaches the command."""
         return self.workload == "erg" or ARGUMENTS in self.names
 
     def command(self, settings: Mapping[str, Any], arguments: Sequence[str]) -> tuple[str, ...]:

@@ -286,7 +286,7 @@ def _figures_in(text: str) -> list[NamedNumber]:
 
 
 def _named(text: str, match: re.Match[str]) -> tuple[Meaning | None, NamedNumber | None]:
-    """What a name means and its figure, each None if there is none."""
+    """The meaning of a matched name, and its number with that meaning; each None if absent."""
     printed, separator, figure, unit = match.groups()
     start = match.start()
     if start > 1 and text[start - 1] == " " and text[start - 2].isalpha():
@@ -314,7 +314,7 @@ def named_number(
 
 
 def _is_duration(printed: str, before: str) -> bool:
-    """Whether this names how long the step took; `saved in 3 s` and `data time: 3 ms` do not."""
+    """True if a name is of the step's duration; False for `saved in 3 s` and `data time: 3 ms`."""
     word = _WORD_BEFORE.search(before[-_REACH:])
     return printed.lower() in _DURATIONS and (word is None or word[1].lower() in _OF_STEP)
 
@@ -344,7 +344,7 @@ def _add_unnamed(text: str, figures: dict[int, NamedNumber], meanings: dict[int,
 
 
 def _stands_alone(text: str, match: re.Match[str]) -> bool:
-    """Whether a time is all that stands between two bars, brackets or commas, and the only one."""
+    """True if a time is alone between two bars, brackets or commas, and no other time is."""
     before = text[: match.start(1)].rstrip()[-1:]
     return before in ("|", "(", ",", "[") and len(_ALONE.findall(text)) == 1
 

@@ -256,7 +256,7 @@ class BarSteps:
         return not progress.described and not progress.nested and progress.total == self.total
 
     def _is_training(self, progress: Bar) -> bool:
-        """Whether this is the training's bar: undescribed, and the longest since one began."""
+        """True if this is the training's bar: without a description, and the longest so far."""
         if progress.described or progress.nested or progress.total is None:
             return False
         if self.total is None or progress.n == 0 or progress.total > self.total:

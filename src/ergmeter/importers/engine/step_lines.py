@@ -61,7 +61,7 @@ class Dialect:
         return pairs(text)
 
     def is_step(self, pairs: list[NamedNumber], text: str) -> bool:
-        """Whether a line with these figures ends a step of training."""
+        """True if a line with these figures ends a step of training."""
         return is_step_line(pairs, text) and not of_hf_trainer(pairs, text)
 
     def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:
@@ -346,7 +346,7 @@ class StepLines:
 
     @property
     def one_rank_note(self) -> str:
-        """The note for an output of several ranks."""
+        """The note that only one rank's step lines are read."""
         rank = self.ranks.rank
         message = f"of the step lines of several ranks, only those of rank {rank} are read"
         return message if self.dialect.counts_all_ranks else f"{message}: tokens are of one rank"
@@ -379,7 +379,7 @@ class StepLines:
         return parsed
 
     def _is_inside_a_step(self, pairs: list[NamedNumber], step: int | None) -> bool:
-        """Whether a line counts an iteration that ends no step: litgpt's `iter 3 step 1`."""
+        """True if a line is of an iteration that ends no step: litgpt's `iter 3 step 1`."""
         iteration = iteration_of(pairs)
         if iteration is None or step is None:
             return False

@@ -158,7 +158,7 @@ class FileClock:
     ) -> int | None:
         """When this line was written, or None if that is unknown.
 
-        `printed_ns` is a time that it prints under a name such as `timestamp`."""
+        `printed_ns`: a time that the line prints under a name such as `timestamp`."""
         if sums_step_times and self.kind is None:
             self.leaves_stamps = stamp_ns(text) is not None
         if sums_step_times:

@@ -115,7 +115,7 @@ def _write_labels(run: Path, labels: Labels) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run of the collection; `reason` says why it may not be removed, if so."""
+    """A run with its size and age; `reason`: why it may not be removed, "" if it may."""
 
     path: Path
     size_bytes: int
