@@ -174,7 +174,9 @@ def test_the_first_step_that_says_how_long_it_took_is_not_said_to_start_the_cloc
     rates = read(tmp_path, "throughput: 2.0", "throughput: 2.5").last.steady()
     assert rates.rule == timed.rule
     rule = read(tmp_path, *stamped).last.steady().rule
-    assert rule.startswith("the first row left out: it only starts the clock, and its steps include")
+    assert rule.startswith(
+        "the first row left out: it only starts the clock, and its steps include"
+    )
 
 
 def test_a_step_time_or_a_rate_of_0_is_refused_and_that_is_said(tmp_path: Path) -> None:
