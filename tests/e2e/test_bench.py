@@ -297,7 +297,7 @@ def test_a_dry_run_starts_nothing_and_results_are_not_written_over(lab: Lab) -> 
     assert lab.run(*run(lab)).returncode == 0
     code, _, said = erg("bench", "run", lab.path / waiting(lab), "--out", lab.path / "results")
     assert code == 2
-    assert "--resume goes on with it" in said
+    assert "--resume continues it" in said
     assert began(lab) == {1: 1, 2: 1, 3: 1}
 
 

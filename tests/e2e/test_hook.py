@@ -394,7 +394,7 @@ def by_phase(steps: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 def test_a_python_that_is_deaf_is_named_with_the_cure(lab: Lab) -> None:
     lab.record(PYTHON, "-uI", "-c", "print(1)")
     said = no_steps(Run.open(lab.path / "run"))
-    assert "one with -I, -E or -S does not: run it without" in said
+    assert "Python with -I, -E or -S does not: remove that option" in said
 
 
 def test_a_python_without_ergmeter_is_told_how_to_get_it(lab: Lab) -> None:

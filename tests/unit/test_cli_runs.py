@@ -110,7 +110,7 @@ def test_one_source_that_is_not_there_hides_nothing_of_the_others(
         f"{names[0]}: is here already, as {names[0]}",
     ]
     assert err == (
-        f"erg: {tmp_path / 'gone'} is no directory here, nor HOST:PATH on another machine\n"
+        f"erg: {tmp_path / 'gone'} is neither a directory here nor HOST:PATH on another machine\n"
     )
     assert [path.name for path in run_paths(tmp_path / "all")] == names
 
@@ -250,16 +250,16 @@ def test_packed_anonymised_and_collected_runs_can_be_reported(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("tag", "{run}", "a b"), 2, "'a b' is no tag"),
+        (("tag", "{run}", "a b"), 2, "'a b' can't be a tag"),
         (("tag", "/nowhere", "a"), 1, "/nowhere does not exist"),
-        (("note", "{run}", " "), 2, "a note has some words"),
+        (("note", "{run}", " "), 2, "the note is empty"),
         (("prune", "{runs}"), 2, "which runs? give --older-than"),
         (("prune", "{runs}", "--older-than", "30"), 2, "an age is like 30d"),
         (("prune", "{runs}", "--larger-than", "big"), 2, "a size is like 500MB"),
         (("pack", "{run}", "x.rar"), 2, "x.rar ends in none of .tar.gz"),
         (("unpack", "/nowhere.zip", "{runs}"), 2, "no file /nowhere.zip"),
         (("anonymise", "{run}", "{run}"), 2, "exists; choose another"),
-        (("collect", "/nowhere", "{runs}"), 2, "is no directory here"),
+        (("collect", "/nowhere", "{runs}"), 2, "is neither a directory here"),
         (("tga",), 2, "No such command 'tga'"),
     ],
 )

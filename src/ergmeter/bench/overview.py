@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def cell_document(cell: Cell, state: CellState, path: Path) -> dict[str, Any]:
-    """One cell, for programs: what it is, how it is with it, and where."""
+    """One cell as a JSON object: its configuration, its state and its directory."""
     return {
         "cell": cell.index,
         "id": cell.id,
@@ -46,18 +46,18 @@ def cell_document(cell: Cell, state: CellState, path: Path) -> dict[str, Any]:
         "reason": state.reason,
         "attempts": len(state.attempts),
         "claims_broken": state.broken,
-        # Of a cell that is to run again, what went before is not its time.
+        # The time of attempts that will be repeated does not count.
         "duration_s": state.lasted_s if state.is_final else None,
         "path": str(path),
     }
 
 
 class Varying:
-    """Which settings are not the same in all cells, in the order they come in."""
+    """Collects the settings that vary between cells, in order of first appearance."""
 
     def __init__(self) -> None:
         self._first: dict[str, Value] = {}
-        self.differ: set[str] = set()  # those with several values
+        self.differ: set[str] = set()  # settings with several values
         self._in_all: set[str] | None = None
 
     def add(self, settings: Mapping[str, Value]) -> None:
@@ -69,13 +69,13 @@ class Varying:
 
     @property
     def names(self) -> list[str]:
-        """Those that differ, or that only some cells have."""
+        """Settings with several values, or that only some cells have."""
         constant = (self._in_all or set()) - self.differ
         return [name for name in self._first if name not in constant]
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:
-    """The settings that vary among these cells."""
+    """Return the names of the settings that vary among these cells."""
     settings = Varying()
     for cell in cells:
         settings.add(cell.settings)
@@ -83,7 +83,7 @@ def varying(cells: Iterable[Cell]) -> list[str]:
 
 
 def failure_log(directory: Path) -> Path | None:
-    """What to read of a cell that failed: the first file of these that has something in it."""
+    """Return the log to read of a failed cell: the first of its output files that is not empty."""
     names = ("stderr", "stderr.node0", "stdout", "stdout.node0", "runner.log")
     paths = [directory / name for name in names]
     return next((path for path in paths if path.is_file() and path.stat().st_size), None)
@@ -91,10 +91,11 @@ def failure_log(directory: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class CellListing:
-    """The first cells with their states, the settings that vary, and counts of all.
+    """The first cells with their states, the names of settings that vary, and counts of all cells.
 
-    `more`: the cells that are asked for and have no row. `eta_s`: how long the rest may take one
-    after the other; None before the first has ended, and where nothing runs.
+    `more`: matching cells without a row, by status. `broken`: cells with unmet expectations.
+    `eta_s`: estimated time of the remaining cells, run one by one; None if no cell has ended yet,
+    or none is running.
     """
 
     rows: list[tuple[Cell, CellState]]
@@ -108,7 +109,7 @@ class CellListing:
 def cell_listing(
     cells: Iterable[tuple[Cell, CellState]], *, most: int | None, statuses: Collection[str] = ()
 ) -> CellListing:
-    """The first cells, of those with these statuses if any are named, and counts of all."""
+    """List the first `most` cells, only those with these statuses if given; count all cells."""
     settings, broken = Varying(), 0
     rows: list[tuple[Cell, CellState]] = []
     more, counts = Counter[Status](), Counter[Status]()
@@ -143,14 +144,14 @@ def view_columns(view: str) -> dict[str, Position]:
 
 @cache
 def report_heads() -> Mapping[str, Sequence[str]]:
-    """The metrics of a report's table: columns by head. The first that has a value is shown."""
+    """Columns of results by head of the report's table, which shows the first with a value."""
     columns = view_columns("bench report").items()
     return grouped((at.group or at.label, column) for column, at in columns)
 
 
 @cache
 def memory_sources() -> dict[str, str]:
-    """The short name of what reports the memory of a column, by column."""
+    """The label of the source of each memory column, by column."""
     metrics = view_columns("bench report").items()
     return {column: at.label for column, at in metrics if at.group == "memory"}
 
@@ -160,22 +161,22 @@ _MOST = 8  # cells that are named
 
 
 class Absences:
-    """Metrics that cells which ended well lack, collected a row at a time."""
+    """Collects, row by row, the metrics that successful cells lack, with the reasons."""
 
     def __init__(self) -> None:
         self._cells = 0
         self._missing: dict[tuple[tuple[str, ...], str], tuple[str, list[int]]] = {}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One more cell. Of one that failed, its failure is the reason."""
+        """Add a cell's row. Failed cells are ignored: the failure itself is the reason."""
         if row["status"] != "ok":
             return
         self._cells += 1
         reasons = json.loads(row["missing"] or "{}")
         columns_of = view_columns("bench report")
         lacking = grouped(
-            # Of memory the last column is the host's, which every run should have.
-            (reasons.get(columns[-1]) or "nothing told it", name)
+            # The last memory column is the host's, which every run should have.
+            (reasons.get(columns[-1]) or "no source has it", name)
             for name, columns in report_heads().items()
             if columns_of[columns[-1]].is_expected
             and all(row[column] is None for column in columns)
@@ -186,7 +187,7 @@ class Absences:
 
     @property
     def lines(self) -> list[str]:
-        """One for each kind of lack."""
+        """One line for each reason, with the metrics and the cells that it applies to."""
         return [
             f"no {', '.join(names)} in {self._named(cells)}: {why}"
             for (names, _), (why, cells) in self._missing.items()
@@ -216,43 +217,43 @@ class Configuration:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no repeat has run."""
+        """True if all repeats are pending, running or skipped."""
         return all(row["status"] in _WAITING for row in self.rows)
 
     @property
     def outcomes(self) -> str:
-        """How its repeats ended, with the number of each status."""
+        """The statuses of the repeats, with their counts: "3 ok, 1 error"."""
         counts = Counter(str(row["status"]) for row in self.rows)
         is_repeated = len(self.rows) > 1
         return ", ".join(f"{n} {s}" if is_repeated else s for s, n in counts.most_common())
 
     @property
     def status(self) -> str:
-        """The same, or "ok" if all of them are."""
+        """The statuses with their counts; "ok" if all repeats are ok."""
         return "ok" if len(self.ok) == len(self.rows) else self.outcomes
 
     @property
     def reason(self) -> str:
-        """The reason of the first run that failed."""
+        """The reason of the first repeat that is not ok; empty if none has a reason."""
         failed = (row for row in self.rows if row["status"] != "ok" and row["reason"])
         return next((str(row["reason"]) for row in failed), "")
 
     @property
     def paths(self) -> list[str]:
-        """The directories of its cells."""
+        """The directories of the repeats."""
         return [str(row["path"]) for row in self.rows if row["path"]]
 
     @property
     def is_padded(self) -> bool:
-        """Whether its tokens count padding."""
+        """True if the token rate of any repeat counts padding."""
         return any(row["tokens_counted"] == "computed" for row in self.ok or self.rows)
 
     def mean(self, column: str) -> float | None:
-        """A metric of the repeats that are ok; it may be nan, as a loss that diverged is."""
+        """A metric's value over the repeats that are ok, by `of_repeats`; nan is possible."""
         return of_repeats(self.ok, column)
 
     def runs(self, column: str) -> int:
-        """How many values the mean is of."""
+        """The number of repeats that the mean is made of."""
         return sum(row[column] is not None for row in self.ok)
 
     def impossible(self, column: str) -> str:
@@ -265,12 +266,12 @@ _FACTS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
     *("settings", "path", "missing", "impossible", "damaged", *COMMON),
 )
-_FEWEST = 3  # repeats that an interval is told of
+_FEWEST = 3  # repeats needed for an interval
 _WELL = ("ok", *_WAITING)
 
 
 class Overview:
-    """All cells in counts, and the first configurations with the rows of their repeats."""
+    """Counts of all cells, and the first `most` configurations with the rows of their repeats."""
 
     def __init__(self, *, most: int | None = None) -> None:
         self._most = most
@@ -293,7 +294,7 @@ class Overview:
         self.add_rows(batch.select([*_FACTS, *self._metrics]).to_pylist())
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows, from which no table was made: an empty text is an absent value."""
+        """Add rows that do not come from a table; an empty text is an absent value."""
         for row in rows:
             facts = {name: None if (v := row.get(name)) == "" else v for name in _FACTS}
             metrics = ((name, row.get(name)) for name in self._metrics)
@@ -311,7 +312,7 @@ class Overview:
 
     @property
     def shown_columns(self) -> list[str]:
-        """The settings that name a configuration."""
+        """The settings that tell configurations from each other; at least "scenario"."""
         firsts = [configuration.rows[0] for configuration in self.configurations]
         return naming_settings(self._settings.differ, firsts) or ["scenario"]
 
@@ -348,24 +349,24 @@ class Overview:
 
 
 def repeats_of(row: Mapping[str, Any]) -> tuple[object, object]:
-    """What all repeats of one configuration share. The scenario is a part of it.
+    """Return the key of a row's configuration: its group and scenario, which all repeats share.
 
-    Two scenarios may run one command; a row without an id is a configuration by itself.
+    Two scenarios may run the same command. A row without a group is its own configuration.
     """
     return (row["group"], row["scenario"]) if row["group"] else (row["index"], None)
 
 
 def overview(table: pa.Table) -> Overview:
-    """The overview of a whole table."""
+    """Return the Overview of one table of results."""
     made = Overview()
     made.add(table)
     return made
 
 
 def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
-    """A figure of a configuration: the mean of its repeats, of memory the highest; None if none.
+    """Return the mean of a column over repeats (memory: the maximum); None if no row has a value.
 
-    The mean is that of the comparison, the geometric one, where there is one.
+    The mean is geometric, as in comparisons, if all values are positive and finite.
     """
     values: list[float] = [row[column] for row in rows if row[column] is not None]
     if not values:
@@ -378,9 +379,9 @@ def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
 
 
 def spread(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float, float] | None:
-    """Where a mean lies: of three repeats or more its interval of 95 %, of two both; else None.
+    """The mean's 95 % interval for three repeats or more; the two values for two; else None.
 
-    An interval of two is 13 standard errors to each side, and tells less than the two.
+    An interval from two values spans 13 standard errors to each side, so the values say more.
     """
     values: list[float] = [row[column] for row in rows if row[column] is not None]
     if len(values) < 2:
@@ -398,16 +399,16 @@ def _has_ratios(values: Sequence[float]) -> bool:
 
 
 def _troubles(row: Mapping[str, Any]) -> Iterator[str]:
-    """Failures and unmet expectations, with the number of the cell's directory."""
+    """Yield a line for each failure, unmet expectation and damaged file of a cell."""
     if row["status"] not in _WELL:
         yield f"cell {row['index']}: {row['status']}: {row['reason'] or 'no reason known'}"
     if row["claims_broken"]:
-        yield f"cell {row['index']} is not what it says: {row['claims_broken']}"
+        yield f"cell {row['index']}: unmet expectation: {row['claims_broken']}"
     if row["damaged"]:
         yield f"cell {row['index']}: damaged, left out: {row['damaged']}"
 
 
-# What is read best from left to right: the sizes that a bench is made to scale.
+# Settings preferred as columns of the matrix: the sizes that a bench scales.
 _ACROSS = (
     *("num_gpus", "nodes", "per_device_train_batch_size", "effective_batch_size"),
     *("max_seq_length", "gradient_accumulation_steps"),
@@ -419,10 +420,10 @@ _REPORTS = ("report.html", "run/report.html")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Configurations by the settings that vary: `down` names the rows, `across` the columns.
+    """Configurations as a grid: settings `down` label its rows, the setting `across` its columns.
 
-    `places` has them by the values of their row and of their column, which is None where nothing
-    runs across; `figures` are the metrics that any of them has.
+    `places`: configurations by row label and column label, which is None without `across`.
+    `figures`: columns of results for which any configuration has a value.
     """
 
     down: tuple[str, ...]
@@ -432,19 +433,19 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
-        """The values that name the rows, in order."""
+        """The sorted row labels: a value of each setting in `down`."""
         return sorted({row for row, _ in self.places}, key=lambda row: [*map(_rank, row)])
 
     @property
     def columns(self) -> list[Any]:
-        """The values that run across, in order."""
+        """The sorted column labels: values of the setting `across`."""
         return sorted({column for _, column in self.places}, key=_rank)
 
 
 def matrix(bench_overview: Overview) -> Matrix:
-    """The matrix of the configurations that an overview stores.
+    """Return the matrix of the configurations that an overview stores.
 
-    Across runs a setting of few short values, a size before anything else.
+    Its columns are a setting with few, short values; a size such as num_gpus is preferred.
     """
     names = bench_overview.shown_columns
     settings = [
@@ -468,7 +469,7 @@ def matrix(bench_overview: Overview) -> Matrix:
 
 
 def report_of(path: str) -> Path | None:
-    """The page that was made of a cell's run, if it lies in the cell's directory."""
+    """Return the HTML report of a cell's run, if the cell's directory has one."""
     return next((report for name in _REPORTS if (report := Path(path) / name).is_file()), None)
 
 
@@ -477,7 +478,7 @@ def _is_short(values: set[Any]) -> bool:
 
 
 def _plain(value: object) -> object:
-    """A setting that can name a row: a list in the words of its file."""
+    """Return a setting as a row label: lists and objects as JSON text."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
@@ -509,7 +510,7 @@ class MemoryLine:
 
 
 class MemoryTable:
-    """The figures of the first `most` cells, and how many cells there are beside them."""
+    """GPU memory of the first `most` cells; `more` counts the cells left out."""
 
     def __init__(self, *, most: int | None = None) -> None:
         self._most = most
@@ -517,7 +518,7 @@ class MemoryTable:
         self.more = 0
 
     def add(self, batch: pa.Table) -> None:
-        """Some rows more. Cells that have not run have no figures, and no reason for that."""
+        """Add a batch of rows. Cells that have not run are skipped."""
         for row in batch.select(TABLE_COLUMNS).to_pylist():
             if row["status"] in _WAITING:
                 continue
@@ -529,7 +530,7 @@ class MemoryTable:
 
 
 def memory_lines(row: Mapping[str, Any]) -> Iterator[MemoryLine]:
-    """All figures of a cell's row: the devices', the Trainer's, the allocator's."""
+    """Yield a row's memory values: per device, by the Trainer and by torch's allocator."""
     missing = json.loads(row["missing"] or "{}")
     yield from _nvidia(row, missing)
     yield from _trainer(row, missing)
@@ -537,7 +538,7 @@ def memory_lines(row: Mapping[str, Any]) -> Iterator[MemoryLine]:
     if peaks:
         ids = (row["memory_allocator_ids"] or "").split()
         for of, peak in zip(ids, peaks, strict=True):
-            yield MemoryLine("torch allocator", of, peak, "peak in tensors, by our own probe")
+            yield MemoryLine("torch allocator", of, peak, "peak of tensors, by erg's own probe")
     else:
         yield _absent("torch allocator", "memory_allocator_peak_bytes", missing)
 
@@ -551,7 +552,7 @@ def _nvidia(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Memo
     ids = (row["memory_nvidia_ids"] or "").split() or [f"device {n}" for n, _ in enumerate(each)]
     first = row["memory_nvidia_first_bytes"] or [None] * len(each)
     for of, taken, before in zip(ids, each, first, strict=True):
-        text = "" if before is None else f"peak above the {_exact(before)} B of before"
+        text = "" if before is None else f"peak above the {_exact(before)} B in use before"
         yield MemoryLine(source, of, taken, text)
     yield MemoryLine(source, "mean", mean, row["memory_nvidia_note"] or "FMS's figure")
 
@@ -581,14 +582,14 @@ def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Mem
             yield MemoryLine(by, of, None, missing[column])
     more = row["memory_hf_discrepancy_bytes"]
     if more is not None:
-        yield MemoryLine(by, "guide less program", more, "the same" if not more else _DIFFER)
+        yield MemoryLine(by, "guide - program", more, "the same" if not more else _DIFFER)
 
 
-_DIFFER = "the guide adds peaks of several stages, which were not there at once"
+_DIFFER = "the guide adds the peaks of several stages, which did not occur at once"
 
 
 def _absent(by: str, column: str, missing: Mapping[str, str]) -> MemoryLine:
-    return MemoryLine(by, "-", None, missing.get(column, "not told"))
+    return MemoryLine(by, "-", None, missing.get(column, "no reason was recorded"))
 
 
 def _exact(value: float) -> str:

@@ -1,16 +1,16 @@
-"""Makes a row of results for each cell from what is in its directory; rows become entries.
+"""Makes a row of results from each cell's directory, and comparison entries from rows.
 
-Sources are the cell's run, the figures that transformers' Trainer printed and the log of
-`nvidia-smi`. A row is cached and used again until a file in the directory is newer.
+Sources are the cell's run, the metrics that transformers' Trainer printed and the log of
+`nvidia-smi`. A row is cached until a file in the cell's directory is newer.
 
-The Trainer's totals, which FMS's programs multiply with the runtime, are of the whole training; our
+The Trainer's totals, which FMS's programs multiply by the runtime, are of the whole training; our
 rates are of the steps after the warm-up.
 
-The FMS guide adds each stage's temporary peak to the total; its program counts a peak only in the
+The FMS guide adds each stage's temporary peak to the total; FMS's program counts a peak only in the
 stage that had it. They differ if a model peaks in `init`; both are computed here. The first reading
-of `nvidia-smi` is the memory in use before, if the log began before the program. All devices are
-stored, since a mean hides the one that runs out. The log goes before NVML's probe, which may begin
-when the cell already holds memory.
+of `nvidia-smi` is the memory in use before the cell, if the log began before the program. Memory is
+stored per device, since a mean hides the device that runs out. The log is preferred to NVML's
+probe, which may start when the cell already uses memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ergmeter.runlog.format import RUN_FILE
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
-# A row holds these of all ranks. A Meter on one of them tells that rank's.
+# These are sums over all ranks: each rank must have recorded the count.
 _OF_ALL = {
     "real_tokens_per_s": "tokens",
     "computed_tokens_per_s": "tokens",
@@ -84,7 +84,7 @@ def run_columns(
         elif num_gpus:
             read[column] = mapped(total, lambda value: value / num_gpus, impossible="")
         else:
-            missing[column] = "how many devices it ran on is not told"
+            missing[column] = "the cell's number of devices is unknown"
     columns_read: dict[str, Any] = {}
     for name, reading in read.items():
         columns_read[name] = reading.value
@@ -103,7 +103,7 @@ def run_columns(
 
 @cache
 def _run_metrics() -> dict[str, Metric]:
-    """The metrics of a run that a row has, by column; the headline rate is chosen from them."""
+    """The metrics that a row takes from its run, by column; headline rates are added later."""
     columns = bench_columns().items()
     return {name: m for name, m in columns if m.scope == "run" and not m.alternatives}
 
@@ -119,7 +119,7 @@ def _reading(evidence: Evidence, metric: Metric, missing: dict[str, str]) -> Rea
 
 
 def _run_facts(run: Run) -> dict[str, Any]:
-    """Facts in the run's header: its losses are those of the whole training."""
+    """Losses and GPU names in the run's header; the losses are of the whole training."""
     named = {"loss": "train_loss", "eval_loss": "eval_loss", MEAN_LOSS: MEAN_LOSS}
     losses = {name: run.workload.get(key) for name, key in named.items()}
     gpus = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
@@ -128,7 +128,7 @@ def _run_facts(run: Run) -> dict[str, Any]:
 
 
 def _nvml(run: Run) -> dict[str, Any]:
-    """Memory of each device at the first reading, and at its peak."""
+    """GPU memory columns from NVML: each GPU's first reading and its peak."""
     taken = {
         device: (float(series.values[0]), float(series.values.max()))
         for device, series in sorted(run.series("memory_bytes").items())
@@ -138,7 +138,7 @@ def _nvml(run: Run) -> dict[str, Any]:
 
 
 def _allocators(run: Run, missing: dict[str, str]) -> dict[str, Any]:
-    """The allocator's own peak, of each rank on each device that it put something on."""
+    """torch's allocator columns: the peak of each rank on each device where it allocated."""
     peaks = run.series("allocated_peak_bytes")
     allocators = {
         (writer.header.get("rank") or 0, ":".join(device.id.split(":")[-2:])): device.id
@@ -171,20 +171,20 @@ _LONGEST_LINE = 80  # characters of a damaged file's first line
 
 
 def saved_by_trainer(saved: Mapping[str, object]) -> dict[str, float]:
-    """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned,
-    and the totals, for a training that printed none.
+    """Return memory metrics and totals of all_results.json, which `Trainer.save_metrics` writes.
 
-    What evaluate and predict took is nowhere else: they print before their tracker is read.
+    The totals are for a training that printed none. The memory of evaluate and predict is only in
+    this file: they print before the memory tracker is read.
     """
     names = (name for name in saved if _IS_MEMORY.search(name) or name in TRAINER_NAMES)
     return {name: value for name in names if (value := number(saved[name])) is not None}
 
 
 def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[str, float]:
-    """The columns of what a Trainer logged with `skip_memory_metrics=False`, on rank 0.
+    """Memory columns from what rank 0's Trainer logged with `skip_memory_metrics=False`.
 
-    Of each stage what was allocated when it ended, and the most during it; then FMS's sums. Apple's
-    devices keep no peak.
+    For each stage: the memory allocated at its end, and its peak; then FMS's sums. The Trainer has
+    no peaks of Apple's devices.
     """
     before = number(metrics.get("before_init_mem_gpu"))
     deltas = {
@@ -203,14 +203,14 @@ def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[s
     for key, stage in STAGES.items():
         end, peak = (f"memory_hf_{stage}_{what}_bytes" for what in ("alloc", "peak"))
         if stage not in deltas:
-            why = "it was not called, or only within train(), whose memory it is then"
-            missing |= dict.fromkeys((end, peak), f"the Trainer told no memory of {stage}: {why}")
+            why = "it was not called, or only inside train(), which counts its memory"
+            missing |= dict.fromkeys((end, peak), f"the Trainer logged no memory of {stage}: {why}")
             continue
         total += deltas[stage]
         row[end] = total
         above = number(metrics.get(f"{key}_mem_gpu_peaked_delta"))
         if above is None:
-            missing[peak] = f"the Trainer's tracker was told no peak of the stage {stage}"
+            missing[peak] = f"the Trainer's memory tracker has no peak of the stage {stage}"
         else:
             row[peak] = total + above
             peaked[stage] = above
@@ -237,11 +237,11 @@ def _why_no_trainer_memory(metrics: Mapping[str, object]) -> str:
         return "the Trainer logged no memory of its init or train stage"
     if "before_init_mem_cpu" in metrics:
         return "the Trainer's memory tracker saw no GPU"
-    return "the Trainer did not log memory: --memory huggingface, or --skip_memory_metrics False"
+    return "the Trainer logged no memory: use --memory huggingface or --skip_memory_metrics False"
 
 
 def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
-    """The first reading of memory.used and the highest, by device.
+    """Return each device's first reading of memory.used and its highest.
 
     The file is what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval.
     """
@@ -267,7 +267,7 @@ def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def of_devices(taken: Mapping[str, tuple[float, float]], source: str) -> dict[str, Any]:
-    """The columns of memory by device: the first reading and the highest."""
+    """GPU memory columns. `taken`: the first and the highest reading of each device, in bytes."""
     above = [most - first for first, most in taken.values()]
     return {
         "memory_nvidia_ids": " ".join(taken),
@@ -280,14 +280,14 @@ def of_devices(taken: Mapping[str, tuple[float, float]], source: str) -> dict[st
 
 
 def _of_all_nodes(cell: Path, name: str) -> list[Path]:
-    """The files of this name in a cell: its own, then those of its nodes."""
+    """Files of this name in a cell's directory: the plain one, then one per node."""
     stem, _, ending = name.partition(".")
     own = [cell / name] if (cell / name).is_file() else []
     return [*own, *sorted(cell.glob(f"{stem}.node*.{ending}"))]
 
 
 def _smi_logs(cell: Path) -> dict[str, Path]:
-    """The logs of a cell by the prefix of their devices' ids, which is empty for a single node."""
+    """A cell's nvidia-smi logs, by prefix for device ids: "node1/", or "" for a single node."""
     paths = _of_all_nodes(cell, SMI_LOG)
     return {"" if path.name == SMI_LOG else f"{path.suffixes[-2][1:]}/": path for path in paths}
 
@@ -295,7 +295,10 @@ def _smi_logs(cell: Path) -> dict[str, Path]:
 def of_smi(
     cell: Path, row: Mapping[str, Any], missing: dict[str, str], damaged: list[str]
 ) -> dict[str, Any]:
-    """The columns of the cell's log, over those that the row has of NVML."""
+    """GPU memory columns from the cell's nvidia-smi logs, which replace NVML's in `row`.
+
+    Without a usable log NVML's columns stay, with a note that says what is wrong with the log.
+    """
     try:
         for path in _of_all_nodes(cell, SMI_NOTE):
             problem = _object(cell, path.name, damaged).get("problem")
@@ -306,7 +309,7 @@ def of_smi(
         if logs and len(logs) != nodes:
             raise NotMeasurable(
                 f"{len(logs)} of {nodes} nodes left a log of nvidia-smi,"
-                " and the peak may be another's"
+                " so the peak may be on a node without one"
             )
         devices = {
             f"{node}{device}": readings
@@ -320,16 +323,16 @@ def of_smi(
         why = str(error)
         damaged += [why] if isinstance(error, FormatError) else []
         if row.get("memory_nvidia_from"):
-            return {"memory_nvidia_note": f"read by NVML in the cell's run, not logged: {why}"}
+            return {"memory_nvidia_note": f"read by NVML, not by nvidia-smi: {why}"}
     missing |= {name: why for name in tables.MEMORY if name.startswith("memory_nvidia_")}
     return {}
 
 
-# The whole training, by the Trainer's names.
+# Totals of the whole training, under the Trainer's names.
 
 RUNTIME, LOSS = "train_runtime", "train_loss"
 MEAN_LOSS = "mean_train_loss"  # what `erg train` calls the Trainer's train_loss in its run
-# By their names: our column, and whose counts must all be there for it.
+# Trainer's name: our column, and the count that every rank must have recorded.
 _TRAINER_RATES = {
     "train_samples_per_second": ("samples_per_s", "samples"),
     "train_steps_per_second": ("steps_per_s", ""),
@@ -341,7 +344,10 @@ TRAINER_NAMES = (RUNTIME, *_TRAINER_RATES, LOSS, "epoch", "eval_loss")
 def trainer_totals(
     printed: Mapping[str, object], run: Path, *, ranks: int | None, loss: float | None
 ) -> dict[str, float]:
-    """Totals by the Trainer's names. `printed` is its output; unknown ones are left out."""
+    """The whole training's totals by the Trainer's names: as printed, else counted from the run.
+
+    `loss`: used if the Trainer printed none. Totals that neither source has are left out.
+    """
     totals = {
         name: value for name in TRAINER_NAMES if (value := number(printed.get(name))) is not None
     }
@@ -354,7 +360,7 @@ def trainer_totals(
             return totals
         totals[RUNTIME] = runtime_s
         for name, count in counts.items():
-            # Its tokens are those of one process, its samples and steps those of all.
+            # The Trainer's tokens are one process's; its samples and steps are of all processes.
             share = ranks if name == "train_tokens_per_second" else 1
             if name not in totals and share:
                 totals[name] = count / share / runtime_s
@@ -362,7 +368,7 @@ def trainer_totals(
 
 
 def _counted(path: Path) -> tuple[dict[str, float], float | None]:
-    """Of all steps of the run: what they did, and the time from the first to the last."""
+    """Tokens, samples and steps of a whole run, by the Trainer's names, and its duration in s."""
     try:
         evidence = evidence_of(Run.open(path), Settings(warmup_steps=0, window=UNBROKEN))
         took_s = evidence.window.duration_s
@@ -376,7 +382,7 @@ def _counted(path: Path) -> tuple[dict[str, float], float | None]:
             rate = bench_columns()[column].reading(evidence)
         except NotMeasurable:
             continue
-        if rate.basis != "reported":  # a rate that was printed is no count
+        if rate.basis != "reported":  # a printed rate has no count behind it
             counts[name] = rate.value * took_s
     return counts, took_s
 
@@ -394,15 +400,15 @@ _ADDED, _SAVED = "measured_by_ergmeter", "saved_by_trainer"
 
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
-    """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
+    """Return one row per cell, by cell number. Raises FormatError if there are no cells.
+
+    `keep`: cache each row in its cell's directory.
+    """
     return tables.one_table(tables.batched(_of_directory(directory, keep=keep)))
 
 
 def batches(path: Path) -> Iterator[pa.Table]:
-    """Results from wherever they are: a directory, a table of ours, a published reference.
-
-    They come some hundred rows at a time.
-    """
+    """Return tables of some hundred rows each, from a directory, our own table or a file of FMS."""
     if path.is_dir():
         return tables.batched(_of_directory(path, keep=True))
     if not path.is_file():
@@ -413,7 +419,7 @@ def batches(path: Path) -> Iterator[pa.Table]:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, a row at a time. Rows of cells need no table: what they lack may be "" or None."""
+    """Return the results at `path` row by row. In a directory's rows, "" and None mean absent."""
     if path.is_dir():
         return _of_directory(path, keep=True)
     return (row for batch in batches(path) for row in batch.to_pylist())
@@ -427,7 +433,7 @@ def _of_directory(directory: Path, *, keep: bool) -> Iterator[dict[str, Any]]:
 
 
 def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
-    """The row of one cell's directory, cached beside it if `keep`."""
+    """Return the row of a cell's directory; `keep`: cache it there, in row.json."""
     stamp = _stamp(cell)
     cached = read_json(cell / ROW)
     if cached.get("stamp") == stamp:
@@ -441,9 +447,9 @@ def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
 
 
 def complete(cell: Path) -> None:
-    """Add to an ended cell's results.json what FMS has there: the final figures of its training.
+    """Add the training's final metrics, as FMS has them, to an ended cell's results.json.
 
-    Those that the program did not print are named in it, so that they are never taken for its own.
+    The file lists the names of the added metrics, so that they are not taken for printed ones.
     """
     row = collect(cell)
     raw = json.loads(row["raw"])
@@ -457,7 +463,7 @@ def complete(cell: Path) -> None:
         _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
 
 
-# Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
+# Increase this when the same files give a different row: cached rows are then made anew.
 _MAKING = 9
 
 
@@ -468,7 +474,7 @@ def _checksum() -> int:
 
 
 def _stamp(cell: Path) -> list[int]:
-    """When what a row is made of was last written; the run's own files are written under run/."""
+    """Version numbers, then when each file that a row is made of was written (0: no such file)."""
     stamp = [tables.VERSION, _MAKING, _checksum()]
     names = state.files_in(cell)
     for name in (*_INPUTS, *sorted(fnmatch.filter(names, _SMI_OF_NODES))):
@@ -483,7 +489,7 @@ def _stamp(cell: Path) -> list[int]:
 def _object(
     folder: Path, name: str, damaged: list[str], hook: Callable[[Any], Any] | None = None
 ) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no file, or a damaged one."""
+    """The object in a JSON file; empty if it is absent, or damaged (noted in `damaged`)."""
     try:
         document = json.loads((folder / name).read_bytes(), object_hook=hook)
         if isinstance(document, dict):
@@ -497,9 +503,9 @@ def _object(
 
 
 def damaged_plan(directory: Path) -> list[str]:
-    """What is wrong with the plan of a directory of results: one line, or none."""
+    """What is wrong with the plan file of a results directory: one line, or an empty list."""
     damaged: list[str] = []
-    _object(directory, state.PLAN, damaged, lambda _cell: {})  # thousands are not kept
+    _object(directory, state.PLAN, damaged, lambda _cell: {})  # no need to store thousands
     return damaged
 
 
@@ -507,7 +513,7 @@ def _row(cell: Path) -> dict[str, Any]:
     damaged: list[str] = []
     cell_json, status = (_object(cell, name, damaged) for name in (state.CELL, state.STATUS))
     if any(line.startswith(state.STATUS) for line in damaged):
-        reason = f"its {state.STATUS} is damaged: how it ended is not known"
+        reason = f"{state.STATUS} is damaged, so the cell's outcome is unknown"
         status = {"status": "error", "reason": reason}
     results = _as_told(_object(cell, RESULTS, damaged))
     arguments = {name: results[name] for name in ARGUMENTS if name in results}
@@ -536,22 +542,23 @@ def _row(cell: Path) -> dict[str, Any]:
 
 
 def _with_run(row: dict[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Rates of one window: the run's own where it has any, and then none of the Trainer's.
+    """Merge a row with the columns of its run, without mixing rates of two windows.
 
-    Loss and time of the whole training stay the Trainer's, where it told them.
+    Where the run has a rate of tokens, samples or steps, it replaces all of the Trainer's rates of
+    that unit. The loss and the runtime stay the Trainer's, if it printed them.
     """
     printed = {name: row[name] for name in ("loss", "runtime_s") if row.get(name) is not None}
     if measured.get("rates_from"):
         of_run = {_rate_unit(name) for name in measured if name in RATES and name != "rates_from"}
         row = {n: v for n, v in row.items() if n not in RATES or _rate_unit(n) not in of_run}
-        if "token" not in of_run and "rates_from" in row:  # it says whose tokens these are
+        if "token" not in of_run and "rates_from" in row:  # it names the source of the tokens
             measured = {name: value for name, value in measured.items() if name != "rates_from"}
     stated = {f"{name}_{part}": None for name in printed for part in READING_PARTS}
     return {**row, **measured, **printed, **stated}
 
 
 def _rate_unit(column: str) -> str:
-    """What a rate counts: tokens are of one source, and so are samples and steps."""
+    """What a rate column counts: "token", "sample" or "step"; else the column's own name."""
     if column == "padding_frac":
         return "token"
     return next((word for word in ("token", "sample", "step") if word in column), column)
@@ -564,7 +571,7 @@ def _identity(
     try:
         group = Cell.from_json(cell_json).group if cell_json else ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        damaged.append(f"{state.CELL} is no cell: {type(error).__name__}: {error}")
+        damaged.append(f"{state.CELL} describes no cell: {type(error).__name__}: {error}")
     gpus = cell_json.get("num_gpus") or number(results.get("num_gpus"))
     return {
         "index": int(cell.name.removeprefix("exp_")),
@@ -581,7 +588,7 @@ def _outcome(status: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str,
     attempts = status.get("attempts") or []
     claims = status.get("claims") or []
     word, reason = status.get("status"), status.get("reason") or ""
-    if word is None:  # a directory of the original's: it keeps no status
+    if word is None:  # a directory of FMS's program, which writes no status
         word, reason = _original_outcome(results)
     return {
         "status": word,
@@ -605,12 +612,12 @@ def _original_outcome(results: Mapping[str, Any]) -> tuple[str, str]:
         error = errors[-1] if isinstance(errors, list) else errors
         return "error", str(error).strip().splitlines()[-1]
     if number(results.get("train_runtime")) is None:
-        return "error", "no figures were found in its output: it did not train to the end"
+        return "error", "the output has no final metrics: the training did not finish"
     return "ok", ""
 
 
 def _as_told(results: Mapping[str, Any]) -> dict[str, Any]:
-    """A results.json without what `complete` put into it."""
+    """The content of results.json without the metrics that `complete` added."""
     keys = (_ADDED, _SAVED)
     added = {*keys, *(name for key in keys for name in str(results.get(key, "")).split())}
     return {name: value for name, value in results.items() if name not in added}
@@ -625,7 +632,7 @@ def _text(value: object) -> str | None:
 
 
 def _keep(path: Path, row: Mapping[str, Any]) -> None:
-    """A reader may have no right to write there, and two may come at once."""
+    """Write a row to the cache. A failure is ignored: the directory may be read-only."""
     with suppress(OSError):
         write_text(path, json.dumps(row))
 
@@ -633,7 +640,7 @@ def _keep(path: Path, row: Mapping[str, Any]) -> None:
 # Cells as entries of a comparison.
 
 _USUAL = ("scenario", "num_gpus", "nodes", *ARGUMENTS)
-# Where a cell ran, and FMS's axis, which is the argument max_seq_length.
+# Not compared: where a cell ran, and max_seq_len, FMS's axis for the argument max_seq_length.
 _NO_SETTINGS = ("output_dir", "results_csv", "process_port", "max_seq_len")
 _RATES = {
     tables.FROM_RUN: "of the steps after the warm-up",
@@ -659,10 +666,10 @@ _FACTS = ("id", "scenario", "device", "path", "started", "rates_from", "tokens_c
 
 
 class CellSource:
-    """A directory of `erg bench run`, one of its cells, a table of results, or a file of FMS."""
+    """Reads bench results for a comparison: a results directory, one cell, or a file of results."""
 
     def recognises(self, path: Path) -> bool:
-        """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
+        """True for a bench directory, a cell, a Parquet file, or a CSV file of bench results."""
         if path.is_dir():
             cells = (path, *state.cell_directories(path))
             return (path / state.PLAN).is_file() or any(
@@ -675,14 +682,14 @@ class CellSource:
         return tables.is_ours(path) or tables.is_fms(path)
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  a row has all
-        """The cells, failed ones included; those that were never to run are left out."""
+        """Return an entry for each cell, failed ones included; skipped cells are left out."""
         if (path / state.CELL).is_file():
             return SourceEntries((entry_of(collect(path), argument=str(path)),))
         return SourceEntries(tuple(entries(rows(path), argument=str(path))))
 
 
 def entries(rows: Iterable[dict[str, Any]], *, argument: str = "") -> Iterator[Entry]:
-    """An entry for each row that was to run."""
+    """Yield an entry for each row whose cell was not skipped."""
     for row in rows:
         if row["status"] == "skipped":
             continue
@@ -727,7 +734,7 @@ def _again(run: Path, argument: str) -> Entry:
 
 @lru_cache(maxsize=1 << 14)
 def _settings(further: str, *usual: object) -> dict[str, Any]:
-    """The configuration of a cell, one object for all of its repeats: they are many."""
+    """The settings of a cell's configuration; cached, because its repeats share them."""
     others = json.loads(further)
     names = (n for n in sorted(others) if n not in tables.columns() and n not in _NO_SETTINGS)
     settings = {n: None if v == "" else v for n, v in zip(_USUAL, usual, strict=True)}
@@ -735,7 +742,7 @@ def _settings(further: str, *usual: object) -> dict[str, Any]:
 
 
 def _conditions(row: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """How a cell was measured. A published file does not say what was off."""
+    """How a cell was measured, by condition; None where a published file does not say it."""
     raw = row.get("raw") or "{}"
     is_tracked = any(part in raw for part in _TRACKED) and any(
         part in name for name in json.loads(raw) for part in _TRACKED

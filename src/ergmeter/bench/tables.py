@@ -66,8 +66,7 @@ ARGUMENTS = {
 }
 # Keys of transformers' TrainerMemoryTracker, and the names of the methods that they stand for.
 STAGES = {"init": "init", "train": "train", "eval": "evaluate", "test": "predict"}
-# The order of the metrics' columns, and of the facts between them. What else the catalogue has
-# stands behind FIGURES.
+# The order of the columns. Metrics of the catalogue that are not listed here follow FIGURES.
 RATES = (
     *("tokens_per_s", "tokens_per_s_per_device", "tokens_counted", "real_tokens_per_s"),
     *("real_tokens_per_s_per_device", "computed_tokens_per_s", "computed_tokens_per_s_per_device"),
@@ -91,12 +90,12 @@ MEMORY = (
 _FACTS = {
     "tokens_counted": pa.string(),  # real, computed, or as the program counted
     "rates_from": pa.string(),  # run: measured; trainer: what transformers printed
-    "window": pa.string(),  # the kind that measured rates, MFU and energy are over; empty: unbroken
+    "window": pa.string(),  # kind of window of measured rates, MFU and energy; empty: unbroken
     "memory_nvidia_devices_bytes": pa.list_(pa.float64()),  # the peak of each
-    "memory_nvidia_first_bytes": pa.list_(pa.float64()),  # what each held before: subtracted
+    "memory_nvidia_first_bytes": pa.list_(pa.float64()),  # memory in use before, subtracted
     "memory_nvidia_ids": pa.string(),  # of these devices, joined by spaces
     "memory_nvidia_from": pa.string(),  # nvml: this run's probe; nvidia-smi: its log; reference
-    "memory_nvidia_note": pa.string(),  # why it is not what was asked for
+    "memory_nvidia_note": pa.string(),  # why nvidia-smi's log was not used
     "memory_allocator_devices_bytes": pa.list_(pa.float64()),  # of each
     "memory_allocator_ids": pa.string(),  # rank0/cuda:0 and so on, joined by spaces
 }
@@ -106,7 +105,7 @@ REST = {
     "impossible": pa.string(),  # JSON: column to the reason why its value cannot be right
     "damaged": pa.string(),  # files that were left out, each with what is wrong, joined by "; "
     "settings": pa.string(),  # JSON: every argument and axis
-    "raw": pa.string(),  # JSON: what results.json was told, or the reference's row, as it was
+    "raw": pa.string(),  # JSON: results.json without additions, or the reference's row
     "training": pa.string(),  # JSON: the whole training, warm-up included, by the Trainer's names
     "path": pa.string(),
 }
@@ -130,13 +129,13 @@ _MEMORY_FROM = {
 
 @cache
 def reading_columns() -> tuple[str, ...]:
-    """The columns of metrics that have the parts of a reading behind them."""
+    """The metric columns that are followed by their low, high, basis and note."""
     return tuple(name for name in bench_columns() if not name.startswith(_WITHOUT_PARTS))
 
 
 @cache
 def columns() -> dict[str, pa.DataType]:
-    """All columns in order: a metric of the catalogue is a number with the parts of a reading."""
+    """All columns with their types, in order; the parts of a reading follow its value."""
     others = (name for name in bench_columns() if name not in MEMORY)
     result = {**IDENTITY, **OUTCOME, **ARGUMENTS}
     for name in dict.fromkeys((*RATES, *FIGURES, *others, *MEMORY)):
@@ -159,11 +158,11 @@ ROWS = 250  # in a batch
 _ENDINGS = (".parquet", ".csv")
 _NEEDED = {"id", "status"}
 _JSON = ("missing", "impossible", "settings", "raw", "training")
-_LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
+_LONGEST = 1 << 27  # characters of a CSV cell: `raw` holds all that a training printed
 
 
 def number(value: object) -> float | None:
-    """A number from JSON or text; None where there is none. nan and inf are numbers here."""
+    """Return a value from JSON or text as a number, which may be nan or inf; None if it is none."""
     if value is None or isinstance(value, bool):
         return None
     try:
@@ -173,26 +172,29 @@ def number(value: object) -> float | None:
 
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows in the one schema. What a row lacks is null, and so is an empty text."""
+    """Return rows as a table with all columns; absent values and empty texts are null."""
     filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
     return pa.Table.from_pylist(filled, schema=schema())
 
 
 def batched(rows: Iterable[dict[str, Any]]) -> Iterator[pa.Table]:
-    """The same, some hundred rows at a time."""
+    """Yield rows as tables of up to 250 rows."""
     left = iter(rows)
     while some := list(itertools.islice(left, ROWS)):
         yield as_table(some)
 
 
 def one_table(batches: Iterable[pa.Table]) -> pa.Table:
-    """All rows in one table; without any an empty one."""
+    """Join batches into one table, which is empty if there are none."""
     return pa.concat_tables([as_table([]), *batches]).combine_chunks()
 
 
 @contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[pa.Table], object]]:
-    """Yield what takes a batch of rows of a file, .parquet or .csv; it is there at the end."""
+    """Yield a function that adds a batch of rows to a new .parquet or .csv file.
+
+    The file appears under its name when the block ends.
+    """
     check_ending(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
@@ -212,7 +214,7 @@ def check_ending(path: Path) -> None:
 
 
 def csv_text(table: pa.Table, *, header: bool = True) -> str:
-    """All columns, the constant ones too; an empty cell is an absent value."""
+    """Return a table as CSV with all columns; an absent value is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
@@ -228,14 +230,14 @@ def _cell(value: object) -> object:
 
 
 def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Each row for programs: what is JSON in it as such."""
+    """Yield each row as a dict, with the columns that hold JSON parsed."""
     for row in table.to_pylist():
         parsed = {name: json.loads(row[name]) if row[name] else None for name in _JSON}
         yield {**row, **parsed}
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a CSV file begins as `table_writer` begins one."""
+    """True if a CSV file has the columns that `table_writer` writes."""
     return {"id", "status", *RATES} <= set(_header(path))
 
 
@@ -254,19 +256,19 @@ def _header(path: Path) -> tuple[str, ...]:
 
 
 def from_parquet(path: Path) -> Iterator[pa.Table]:
-    """What `write` wrote; columns of a later version are left out."""
+    """Yield the tables of a Parquet file of results; unknown columns are dropped."""
     try:
         file = pq.ParquetFile(path)
         if _NEEDED - {*file.schema_arrow.names}:
-            raise FormatError(f"{path} is no table of results: it has no columns id and status")
+            raise FormatError(f"{path} is not a table of results: no columns id and status")
         for batch in file.iter_batches(batch_size=ROWS):
             yield _aligned(batch)
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} is no Parquet file of results: {error}") from error
+        raise FormatError(f"{path} is not a Parquet file of results: {error}") from error
 
 
 def _aligned(batch: pa.RecordBatch) -> pa.Table:
-    """A batch in the one schema: columns it lacks are null, unknown ones are left out."""
+    """Return a batch with exactly our columns: absent ones are null, unknown ones are dropped."""
     names = set(batch.schema.names)
     arrays = [
         batch[name].cast(kind) if name in names else pa.nulls(batch.num_rows, kind)
@@ -276,7 +278,7 @@ def _aligned(batch: pa.RecordBatch) -> pa.Table:
 
 
 def from_csv(path: Path) -> Iterator[pa.Table]:
-    """The same, of text."""
+    """Yield the tables of a CSV file of results; unknown columns are dropped."""
     csv.field_size_limit(_LONGEST)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
@@ -305,7 +307,7 @@ def _typed(name: str, cell: str | None) -> Any:  # noqa: ANN401  whatever the co
 # A row of results.
 
 BYTES_PER_MIB = 2**20
-FROM_RUN, TRAINER = "run", "trainer"  # whose rates a row has
+FROM_RUN, TRAINER = "run", "trainer"  # the source of a row's rates
 _PRINTED = {
     "loss": "train_loss",
     "eval_loss": "eval_loss",
@@ -318,7 +320,7 @@ _PRINTED = {
 
 
 def trainer_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[str, Any]:
-    """What transformers' Trainer printed at the end, as our columns.
+    """Return as our columns what transformers' Trainer printed at the end.
 
     Its train_tokens_per_second counts padding and is one process's; its train_samples_per_second
     is of all processes together.
@@ -332,7 +334,7 @@ def trainer_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[st
 
 
 def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
-    """The row with its headline rate: of real tokens where they were counted."""
+    """Add a row's headline token rate (of real tokens if they were counted) and absence reasons."""
     kind = "real" if row.get("real_tokens_per_s") is not None else "computed"
     for name in ("tokens_per_s", "tokens_per_s_per_device"):
         for part in ("", *(f"_{part}" for part in READING_PARTS)):
@@ -348,17 +350,17 @@ def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[
 
 
 def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
-    """Why there is no headline rate: for want of what it is chosen from."""
+    """Why the headline rates are absent: the reasons of the rates they are chosen from."""
     reasons = {}
     for ending in ("", "_per_device"):
-        for kind in ("real", "computed"):  # computed ones are what there is at the least
+        for kind in ("real", "computed"):  # computed tokens win: they need less
             why = missing.get(f"{kind}_tokens_per_s{ending}") or missing.get(f"{kind}_tokens_per_s")
             if why:
                 reasons[f"tokens_per_s{ending}"] = why
     return reasons
 
 
-# Column, scale to bytes and theirs: of 30 May 2024 and later, of 27 May, of 21 May.
+# FMS's column: ours, and its scale to bytes. FMS's files of 30 May 2024, of 27 May, of 21 May.
 _FMS_MEMORY: dict[str, tuple[str, float]] = {
     "mem_nvidia_mem_reserved": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
     "mem_peak_torch_mem_alloc_in_bytes": ("memory_hf_peak_bytes", 1.0),
@@ -375,7 +377,7 @@ TRAINER_METRICS = (
 
 
 def read_fms_file(path: Path) -> pa.Table:
-    """The rows of a `benchmarks.csv` or `raw_summary.csv` of any of the three generations."""
+    """Read FMS's `benchmarks.csv` or `raw_summary.csv`, of any of its three formats."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -384,7 +386,7 @@ def read_fms_file(path: Path) -> pa.Table:
     header = reader.fieldnames or []
     if not _is_of_fms(header):
         raise FormatError(
-            f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
+            f"{path} is not a table of results: it has none of {', '.join(TRAINER_METRICS)}"
             f" ({', '.join(header[:6]) or 'it is empty'}, ...)"
         )
     return as_table([_fms_row(row, line, path) for line, row in enumerate(reader)])
@@ -398,7 +400,7 @@ def _fms_row(fms_cells: Mapping[str, str | None], index: int, path: Path) -> dic
         "repeat": 1,
         "num_gpus": int(gpus) if gpus else None,
         "nodes": 1,
-        "scenario": cells.get("scenario"),  # in files of ours
+        "scenario": cells.get("scenario"),  # in files that erg wrote
         "path": f"{path}, line {index + 2}",
         "device": cells.get("gpu_device_name"),
         "settings": json.dumps({k: v for k, v in cells.items() if k in ARGUMENTS}, sort_keys=True),
@@ -409,13 +411,13 @@ def _fms_row(fms_cells: Mapping[str, str | None], index: int, path: Path) -> dic
     row |= trainer_figures(cells, row["num_gpus"])
     row |= _fms_memory(cells)
     row["status"], row["reason"] = _fms_outcome(cells)
-    return with_headline_rate(row, {"real_tokens_per_s": "FMS counts padding with the rest"})
+    return with_headline_rate(row, {"real_tokens_per_s": "FMS's token rates count padding too"})
 
 
 def _fms_memory(cells: Mapping[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for theirs, (ours, scale) in _FMS_MEMORY.items():
-        # The first generation may have written its unit into the cell.
+        # FMS's first format may have the unit in the cell.
         value = number(cells.get(theirs, "").removesuffix("MiB").strip())
         if value is not None and ours not in row:
             row[ours] = value * scale
@@ -427,23 +429,22 @@ def _fms_memory(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
-    status = cells.get("status")  # in files of ours, of cells that failed
+    status = cells.get("status")  # in files that erg wrote, for failed cells
     if status in FAILED:
-        return status, "as the reference says; it does not say why"
+        return status, "the reference gives no reason"
     if any(number(cells.get(name)) is not None for name in TRAINER_METRICS):
         return "ok", ""
     read_as = next(
         (name for name in _FMS_MEMORY if name.endswith("reserved") and name in cells), None
     )
     reading = f"; nvidia-smi had read {cells[read_as]} MiB" if read_as else ""
-    return "error", f"it failed: the reference has no metrics for it, and does not say why{reading}"
+    return "error", f"the reference has no metrics for this cell, and no reason{reading}"
 
 
 class RowReadings(Mapping[str, Result]):
-    """The metrics of a row by key of the catalogue, made when they are asked for.
+    """A row's metrics by key of the catalogue, made on access.
 
-    Nothing else of the row is stored: numbers without objects of their own, and once what rows
-    share (names of columns, texts).
+    To save memory, numbers are in one array, and equal texts and column names are stored once.
     """
 
     __slots__ = ("_impossible", "_missing", "_numbers", "_positions", "_texts")
@@ -489,14 +490,14 @@ class RowReadings(Mapping[str, Result]):
 
 @cache
 def _metric_columns() -> dict[str, tuple[str, ...]]:
-    """The columns of a metric by its key: its value and the parts of a reading."""
+    """The columns of each metric by its key: value, low, high, basis and note."""
     columns = ((metric.key, name) for name, metric in bench_columns().items())
     return {key: (name, *(f"{name}_{part}" for part in READING_PARTS)) for key, name in columns}
 
 
 @cache
 def _column_kinds() -> dict[str, type]:
-    """float or str, by column of a metric."""
+    """The type (float or str) of each column of a metric."""
     kinds = (float, float, float, str, str)
     of_metrics = (zip(names, kinds, strict=True) for names in _metric_columns().values())
     return {"memory_nvidia_from": str, **dict(itertools.chain.from_iterable(of_metrics))}

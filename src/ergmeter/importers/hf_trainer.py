@@ -66,8 +66,8 @@ _TEXTS = toml_beside(__file__, "hf_trainer.toml")
 _UNITS: dict[str, str] = _TEXTS["units"]
 _ASSUMED: dict[str, str] = _TEXTS["assumed"]
 _NO_BAR = (
-    "steps are not counted: a Trainer's lines name no step, and it drew no progress bar, which "
-    "does; leave the bar on (disable_tqdm=False)"
+    "steps are not counted: a Trainer's lines have no step number, and without a progress bar it "
+    "is unknown; leave the bar on (disable_tqdm=False)"
 )
 _PARTS = 10_000  # of an epoch: its numbers are compared as whole ones
 _TOKENS_PER_S = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
@@ -90,7 +90,7 @@ class HfTrainerImporter(StepLineImporter):
         return _TrainerReader(_TrainerLines()).records(lines)
 
     def step_lines(self) -> StepLines:
-        """The step dicts one by one, each with its step."""
+        """Return a reader of the step dicts, which adds their step numbers."""
         return _TrainerLines()
 
 
@@ -107,13 +107,13 @@ class _TrainerLines(StepLines):
         self._items: dict[str, str] = {}  # of the last step dict
 
     def all(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
-        """The step dicts, each with its step."""
+        """Yield the step dicts, each with its step number if known."""
         for line in lines:
             yield from self.steps(line, items_of(line.text))
         yield from self.bars.flush()
 
     def steps(self, line: Line, items: dict[str, str]) -> Iterator[ParsedLine]:
-        """The step dicts whose number is known after this line, which holds these items."""
+        """Take a line and its dict's items; yield the step dicts whose number is now known."""
         if progress := bar(line.text):
             yield from self.bars.draw(progress)
             has_time = line.t_ns is None and progress.elapsed_s is not None
@@ -154,7 +154,7 @@ class _TrainerLines(StepLines):
 
 
 class _TrainerReader(RecordReader):
-    """Dicts become records. An epoch that falls begins another run, as a number does elsewhere."""
+    """Turns dicts into records. A falling epoch begins another run: dicts have no step number."""
 
     def __init__(self, step_lines: _TrainerLines) -> None:
         super().__init__(step_lines)
@@ -227,7 +227,7 @@ class _TrainerReader(RecordReader):
             self._losses = Losses()
 
     def _result(self, line: Line, kind: str, items: dict[str, str]) -> Iterator[Record]:
-        """The dict of an evaluation, or the final one of a training, which ends there."""
+        """The dict of an evaluation, or the final dict of a training, which ends the training."""
         t_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
         self._now_ns = self._now_ns if t_ns is None else t_ns
         if self._is_mixed:
@@ -269,7 +269,7 @@ class _TrainerReader(RecordReader):
 
 
 def _is_fresh(runtime_s: float, items: dict[str, str], parsed: ParsedLine) -> bool:
-    """Whether the token total began with this session, so that train_runtime is its time."""
+    """True if the token total began with this session, so that train_runtime is its duration."""
     rate = positive(items.get(_TOKENS_PER_S.name))
     total = parsed.totals.get("tokens_computed")
     if rate is None or total is None:

@@ -1,8 +1,8 @@
-"""Makes runs of a log, so that every metric and view works on it.
+"""Makes runs from a log, so that every metric and view works on it.
 
 A restart in the log ends one run and begins the next, each in its own directory. A log's times
-count from 1970 or from its own beginning. The first of them becomes the moment at which the run was
-made, and the header stores the wall-clock time of that moment.
+count from 1970 or from the log's beginning. On the run's clock, the first of them is the moment of
+the import; the header stores its wall-clock time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ergmeter.runlog.reader import IMPORTED
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 
-_STREAM = "output"  # where what was seen in a program's output is kept
+_STREAM = "output"  # the stream of records from a program's output
 _BATCH_ROWS = 10_000
 _BEFORE_FIRST = 1000  # records that wait for the first step, to know when the run began
 _WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
@@ -35,7 +35,7 @@ _BESIDE_TIME = attrgetter(*(column.name for column in fields(Sample)[1:]))
 _WHY_NO_STEPS = ("output_unrecognised", "several_programs")
 _UNTIMED = (
     "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
-    " progress bar with its time); what its lines say is in the table of reported figures"
+    " progress bar with its time); its figures are in the table of reported metrics"
 )
 
 
@@ -50,12 +50,12 @@ class ImportRequest:
     settings: Settings = field(default_factory=Settings)
     flops: tuple[Flops, ...] = ()
     tokens_are: str | None = None
-    one_device: bool = False  # that a log of nvidia-smi which names none is of one
+    one_device: bool = False  # a log of nvidia-smi that names no device is of one
 
 
 @dataclass
 class ImportedRun:
-    """A run that was made: where, and its step lines."""
+    """A run that was made from a log: its path, its steps and notes on how it was read."""
 
     began: str = ""  # why it is another run than the one before
     path: Path = Path()
@@ -63,13 +63,13 @@ class ImportedRun:
     first_step: int | None = None
     last_step: int | None = None
     notes: list[str] = field(default_factory=list)
-    why_no_steps: str = ""  # or no further ones
-    readings: int = 0  # of devices
+    why_no_steps: str = ""  # or why there are no more of them
+    readings: int = 0  # samples of devices
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The runs that were made of a log, and how it was read."""
+    """The runs made from a log, and how the log was read."""
 
     log: LogFile
     choice: ChosenImporter
@@ -77,9 +77,9 @@ class Imported:
 
 
 def import_log(request: ImportRequest, *, progress: Progress | None = None) -> Imported:
-    """Make a run of a log, or several where it holds several. Raises FormatError for no steps.
+    """Make a run from a log, or several if it holds several. Raises FormatError without any step.
 
-    All of it or nothing: where it fails, the runs that it had made are removed again."""
+    If it fails, the runs that were already made are removed."""
     log = LogFile(request.log, progress=progress)
     options: dict[str, Any] = {"one_device": True} if request.one_device else {}
     if request.tokens_are:
@@ -95,7 +95,7 @@ def import_log(request: ImportRequest, *, progress: Progress | None = None) -> I
 def _make_runs(
     request: ImportRequest, choice: ChosenImporter, log: LogFile, undo: ExitStack
 ) -> list[ImportedRun]:
-    """The runs of a log. `undo` is given what removes them again."""
+    """Make the runs of a log, and add to `undo` the functions that remove them."""
     runs: list[ImportedRun] = []
     sink = _Sink(request, choice.importer.name, number=1)
     undo.callback(sink.discard)
@@ -107,11 +107,11 @@ def _make_runs(
             continue
         sink.take(record)
     if log.is_cut_off:
-        sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
+        sink.take(Mark(0, "rows_dropped", "the compressed log is truncated"))
     if sink.has_records:
         runs.append(sink.close(choice.importer.sampled_devices()))
     if not runs:
-        cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
+        cut = ", and the compressed log is truncated" if log.is_cut_off else ""
         why = f": {sink.run.why_no_steps}" if sink.run.why_no_steps else ""
         raise FormatError(
             f"{log.path}: recognised as {choice.importer.name}, but it holds no step{cut}{why}"
@@ -152,7 +152,7 @@ class _Sink:
         self._write(record)
 
     def close(self, devices: Iterable[Device]) -> ImportedRun:
-        """End the run. `devices`: all that the importer knows, those of this run among them."""
+        """End the run. `devices`: all devices of the log; those with readings here are stored."""
         writer = self._writer or self._open()
         if not self.run.steps:
             self.take(Mark(0, "output_unrecognised", self.run.why_no_steps or _UNTIMED))
@@ -172,7 +172,7 @@ class _Sink:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def _open(self) -> Writer:
-        """Make the run, of the first time there is, and write what has waited for it."""
+        """Create the run, dated by the first time in the log, and write the waiting records."""
         times = [r.start_ns if isinstance(r, Step) else r.t_ns for r in self._early]
         began_ns = min((t_ns for t_ns in times if t_ns > 0), default=0)
         path = self._path()
@@ -223,7 +223,7 @@ class _Sink:
             self.run.notes.append(record.detail)
 
     def _shifted(self, t_ns: int) -> int:
-        """A time on the run's clock; records from before the first time are at its beginning."""
+        """Return a log's time on the run's clock, at least the run's beginning."""
         shifted_ns = max(t_ns + self._shift_ns, self._opened_ns)
         self._last_ns = max(self._last_ns, shifted_ns)
         return shifted_ns
@@ -251,7 +251,7 @@ class _Sink:
 
 
 def _writer_header(request: ImportRequest) -> dict[str, Any]:
-    """The header of the writer; the machine of the log is unknown."""
+    """Make the writer's header; the machine that wrote the log is unknown."""
     header = writer_header("import")
     header["host"] = "an unknown host"
     header["settings"] = request.settings.as_json()

@@ -64,7 +64,7 @@ class LogColumns:
         return len(self._has_loss)
 
     def add(self, parsed: ParsedLine) -> None:
-        """Adds a step line: a further row, or more about the last one."""
+        """Add a step line: a new row, or further values of the last row's step."""
         if parsed.number is None or parsed.number != self._last("step"):
             self._has_loss.append(False)
         has_loss = self._has_loss[-1]
@@ -84,8 +84,11 @@ class LogColumns:
                 self._put(self._rates, means.unit or means.name, value)
 
     def restart_reason(self, parsed: ParsedLine) -> str:
-        """Why a line is no next row; "" if it is one. A number that falls may be of the next epoch:
-        if the epoch stands, or the log has paused, it is not."""
+        """Why a line begins another run; "" if it continues this one.
+
+        A step number that falls may be of the next epoch. It is a restart if the epoch is the same,
+        or if the log had paused.
+        """
         number, epoch = parsed.number, parsed.epoch
         last, before, last_s = (self._last(name) for name in ("step", "epoch", "t_s"))
         if epoch is not None and epoch < before:
@@ -98,7 +101,7 @@ class LogColumns:
         return "the time went back" if went_back else ""
 
     def run(self, *, rate_steps: int) -> LogRun:
-        """The run, with all its columns of as many rows as there are."""
+        """Return the rows as a LogRun, whose columns are equally long."""
         plain = {name: self._filled(column) for name, column in self._plain.items()}
         first_stamp, last_stamp = self._stamps(plain["t_s"])
         return LogRun(
@@ -124,8 +127,8 @@ class LogColumns:
         return _moment(first_ns / NS_PER_S), _moment(last_ns / NS_PER_S)
 
     def _work(self, *fields: str) -> FloatArray:
-        """The work since the row before, by the first of these fields of Step that was printed;
-        NaN where it is unknown."""
+        """The work of each row, by the first of these fields of Step that was printed; NaN where it
+        is unknown."""
         for field in fields:
             names = [name for name in self._counts if COUNTS[name][0] == field]
             if names:
@@ -157,7 +160,7 @@ class LogColumns:
             return values
         covered = np.nan_to_num(np.diff(steps, prepend=_NAN), nan=1.0)
         if covered.max(initial=1) > 1:
-            self.notes.append(f"{name} taken times the steps a line covers")
+            self.notes.append(f"{name} multiplied by the steps that a line covers")
         return values * np.where(covered > 0, covered, 1.0)
 
     def _decided(self, name: str, values: FloatArray, steps: FloatArray) -> str:
@@ -170,7 +173,7 @@ class LogColumns:
         return mode
 
     def _put(self, columns: dict[str, array[float]], name: str, value: float) -> None:
-        """Fills the last row of a column, if it is empty. A column may begin late or end early."""
+        """Set a column's value in the last row, unless it is set; earlier gaps become NaN."""
         column = columns.setdefault(name, array("d"))
         if len(column) < len(self):
             column.extend(repeat(_NAN, len(self) - 1 - len(column)))
@@ -179,7 +182,7 @@ class LogColumns:
             column[-1] = value
 
     def _filled(self, column: array[float]) -> FloatArray:
-        """A column of as many rows as there are."""
+        """Return a column as an array, filled up with NaN to the number of rows."""
         column.extend(repeat(_NAN, len(self) - len(column)))
         return np.array(column)
 
@@ -193,7 +196,7 @@ def _plain_values(parsed: ParsedLine) -> tuple[float | None, ...]:
 
 
 def runs_of(parsed_lines: Iterator[ParsedLine]) -> Iterator[LogColumns]:
-    """The rows of each run in a log: a number, an epoch or a time that falls begins another."""
+    """Yield the rows of each run in a log: a step, epoch or time that falls back begins a run."""
     columns = LogColumns()
     for parsed in parsed_lines:
         if began := parsed.restarted or columns.restart_reason(parsed):
@@ -214,7 +217,7 @@ _ALIKE = 0.1  # of the time by stamps, which may be whole seconds
 
 @dataclass(frozen=True)
 class LogRun:
-    """One run in a log: a row for each step line, NaN where the line did not say."""
+    """One run in a log: a row for each step line, NaN for figures that the line lacks."""
 
     step: FloatArray
     epoch: FloatArray
@@ -238,18 +241,18 @@ class LogRun:
 
     @cached_property
     def sequence_rates(self) -> tuple[str, ...]:
-        """The rates that are sequences per second. A `throughput` without a unit is one, as in
-        nki-llama's guide; in a log that counts tokens it may be theirs."""
+        """The names of rates that are sequences per second. A `throughput` without a unit is one,
+        as in nki-llama's guide; but not if the log counts tokens, since it may be tokens/s."""
         return _SEQUENCES if np.isfinite(self.tokens).any() else (*_SEQUENCES, _BARE)
 
     @cached_property
     def period_s(self) -> FloatArray:
-        """From each row to the next; of the first row it is not known."""
+        """The time in s from the row before; NaN for the first row."""
         return np.diff(self.t_s, prepend=np.nan)
 
     @cached_property
     def covered(self) -> FloatArray:
-        """The steps since the row before."""
+        """The number of steps since the row before; NaN for the first row."""
         return np.diff(self.step, prepend=np.nan)
 
     def steady(self) -> Steady:
@@ -263,7 +266,7 @@ class ParsedLog:
 
     path: str
     format: str
-    recognised: str  # the line that spoke for the format
+    recognised: str  # the line by which the format was recognised
     bytes_read: int
     lines: int
     runs: tuple[LogRun, ...]
@@ -288,7 +291,7 @@ def read_log(
     choice = choose_importer(log, format=format)
     if not isinstance(choice.importer, StepLineImporter):
         name = choice.importer.name
-        raise UsageError(f"the importer {name!r} makes runs, but no columns: erg import")
+        raise UsageError(f"the importer {name!r} makes no columns, only runs: use erg import")
     step_lines = choice.importer.step_lines()
     all_columns = list(runs_of(step_lines.all(choice.lines)))
     dialect = step_lines.dialect
@@ -299,7 +302,7 @@ def read_log(
     if len(runs) > 1:
         notes.append(f"{len(runs)} runs in one log: {'; '.join(dict.fromkeys(began))}")
     if log.is_cut_off:
-        notes.append("the compressed log ends half way: what was there is read")
+        notes.append("the compressed log is truncated: it was read up to there")
     assumptions = tuple(dict.fromkeys(notes))
     return ParsedLog(
         log.path,
@@ -338,12 +341,12 @@ _BARE = "throughput"
 
 
 def _first(run: LogRun) -> tuple[int, str]:
-    """The first row that is counted, and why that one."""
+    """Return the first row to count in the throughput, and the rule that chose it."""
     if len(run) < 2:
         return 0, "one row: nothing can be left out"
     is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")
     starts = "" if is_timed else "it only starts the clock, and "
-    opened = f"the first row left out: {starts}its steps hold the compile"
+    opened = f"the first row left out: {starts}its steps include compilation"
     periods = run.period_s[1:]
     if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
         return 1, opened
@@ -357,7 +360,7 @@ def _first(run: LogRun) -> tuple[int, str]:
 
 
 class Steady:
-    """The rows [first, last) that are counted, by which rule, and what they come to."""
+    """Throughput over the rows [first, last); `rule` says why earlier rows are left out."""
 
     def __init__(self, run: LogRun, first: int, rule: str) -> None:
         self.first, self.last, self.rule = first, len(run), rule
@@ -407,8 +410,8 @@ class Steady:
     def _interval(
         self, tops: FloatArray, bottoms: FloatArray, window_s: float
     ) -> tuple[float | None, float | None]:
-        """The interval of a ratio. Where the log's times are whole seconds, so long a window is
-        known to a second, and no better than that is the ratio."""
+        """The interval of a ratio. If the log's times are whole seconds, the window's length may be
+        off by a second, and the interval is at least as wide as that."""
         low, high = ratio_interval(tops, bottoms) or (None, None)
         if not (self._run.t_s[self._rows] % 1 == 0).all() or window_s <= 1:
             return low, high
@@ -425,7 +428,7 @@ class Steady:
 
     @cached_property
     def _durations_s(self) -> FloatArray | None:
-        """How long each row took, where that is known of all."""
+        """The duration of each counted row; None unless all are known."""
         if not 1 <= self.first < self.last:
             return None
         periods = self._run.period_s[self._rows]
@@ -450,7 +453,7 @@ class Steady:
         return Reading(float(len(rates) / (1 / rates).sum()), unit, "reported", note=note)
 
     def _past_averages(self) -> int:
-        """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""
+        """The first row whose printed rate, a moving average, excludes the warm-up."""
         run, first = self._run, min(self.first, len(self._run) - 1)
         if run.rate_steps < 2 or not len(run) or not np.isfinite(run.step[first]):
             return self.first

@@ -34,9 +34,9 @@ Progress: TypeAlias = "Callable[[int], None]"
 
 
 class LogFile:
-    """One pass over a log. `lines` may be asked for once.
+    """Reads a log once: `lines` can be called only once.
 
-    `words` may be changed on the way, once it is known which lines are wanted.
+    `words` may be changed while reading, once it is known which lines are wanted.
     """
 
     def __init__(self, path: str | Path, *, progress: Progress | None = None) -> None:
@@ -96,7 +96,7 @@ class LogFile:
             data = raw.read(_BLOCK_BYTES)
 
     def _gunzipped(self, data: bytes, raw: IO[bytes]) -> Iterator[bytes]:
-        """Member after member, as logs that were packed in turns and joined have several."""
+        """Unpack gzip data member by member: a log of several packed parts has several."""
         unpack, begun = zlib.decompressobj(wbits=31), False
         while data:
             self._count(len(data))
@@ -125,7 +125,7 @@ class LogFile:
 
 
 def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes cut behind ends of lines. Of a line longer than a block, the start is kept."""
+    """Yield the bytes in pieces that end at line ends; of an overlong line, only its start."""
     rest = b""
     for block in blocks:
         if len(rest) >= MAX_LINE_BYTES:  # the end of this line is not wanted
@@ -141,8 +141,7 @@ def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, int]]:
-    """The lines that hold one of the words, in their order, each cut at its longest; and where
-    it ends.
+    """Yield the lines with one of the words, in order and cut to the limit, and where each ends.
 
     A word is looked for in all lines at once: where few have one, that is several times as fast as
     line by line.
@@ -194,8 +193,8 @@ class ChosenImporter:
 def choose_importer(
     log: LogFile, *, format: str | None, options: dict[str, Any] | None = None, hint: str = ""
 ) -> ChosenImporter:
-    """The importer of a log. Raises FormatError, with what was looked for, if there is none;
-    `hint` is what else can be done where the caller stands."""
+    """Choose the importer of a log. Raises FormatError, with what was looked for, if none fits;
+    `hint` is advice to add to that message."""
     importers = make_importers(options or {}, format=format)
     log.words = _joint_hints(importers)
     lines = log.lines()
@@ -217,7 +216,7 @@ def choose_importer(
 
 
 def make_importers(options: dict[str, Any], *, format: str | None = None) -> list[Importer]:
-    """The importers, or the one of this name, in their order; each with those options it has."""
+    """Make all importers in order, or the one named `format`, each with the options it takes."""
     names = registry.names("importers")
     if format is not None and format not in names:
         raise UsageError(f"no format {format!r}; there are {', '.join(names)}")
@@ -225,14 +224,14 @@ def make_importers(options: dict[str, Any], *, format: str | None = None) -> lis
     for name in [format] if format else names:
         make = registry.load("importers", name)
         if Importer not in getattr(make, "__mro__", ()):
-            raise PluginError(f"the importer {name!r} is no subclass of ergmeter.ports.Importer")
+            raise PluginError(f"the importer {name!r} is not a subclass of ergmeter.ports.Importer")
         importers.append(make(**{n: v for n, v in options.items() if n in make.options}))
     return sorted(importers, key=lambda importer: importer.order)
 
 
 def _joint_hints(importers: Iterable[Importer]) -> LineHints | None:
-    """What one or another of them looks for: the lines that the chosen one will want are read on
-    the way to the choice."""
+    """Join the words of all importers (None: every line is wanted), so that no line that the chosen
+    one needs is skipped before the choice."""
     all_of: set[bytes] = set()
     for importer in importers:
         words = importer.words("")
@@ -280,7 +279,7 @@ def _no_step_message(log: LogFile, importers: list[Importer]) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A line for a message: cut between words, or within one that is all there is."""
+    """Shorten a line for a message, between words if possible."""
     text = " ".join(text.split())
     if len(text) <= most:
         return text

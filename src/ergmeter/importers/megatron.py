@@ -66,7 +66,7 @@ class Iterations(NumberedLines):
         self._seq_length: int | None = None
 
     def wanted(self, text: str) -> bool:
-        """Whether it may be a line of an iteration, of memory, or an argument."""
+        """True if a line may be of an iteration, of memory use, or of an argument."""
         return (
             MEGATRON in text
             or "memory (MB) |" in text
@@ -75,7 +75,7 @@ class Iterations(NumberedLines):
         )
 
     def pairs(self, text: str) -> list[NamedNumber]:
-        """The fields that mean something."""
+        """Return a line's fields that have a meaning here."""
         text = plain(text[:MAX_CHARS])
         if MEGATRON in text:
             return self._with_tokens(_fields(text))
@@ -88,7 +88,7 @@ class Iterations(NumberedLines):
         return []
 
     def _with_tokens(self, pairs: list[NamedNumber]) -> list[NamedNumber]:
-        """With the tokens, where the arguments told how long a sample is."""
+        """Add the token count, if the log's arguments have the length of a sample."""
         counts = {pair.means.name: pair.value for pair in pairs if pair.means.kind == "count"}
         samples = counts.get("consumed_samples")
         if self._seq_length is None or samples is None or "consumed_tokens" in counts:
@@ -158,8 +158,8 @@ _LONGEST = 500  # characters of a block's line, with all that a logger puts befo
 _GIB = 1 << 30
 _BLOCK_WORDS = (b"Loss:", b"(GB):", b"(Ratio):", b"(Seconds):", b"/Sec):", b"(Watts):", b"(J):")
 _MEAN = (
-    "AL is the mean time of up to a thousand iterations before, and stands here for each of those "
-    "its block covers"
+    "AL is the mean time of up to a thousand iterations before; here it is the time of each "
+    "iteration that its block covers"
 )
 
 
@@ -183,7 +183,7 @@ class _EfficientLlm(Iterations):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_iterations = False  # Megatron's own lines are there, and tell the steps
+        self._has_iterations = False  # Megatron's own lines are there: steps come from them
         self._is_live = False  # lines come with their times
 
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:

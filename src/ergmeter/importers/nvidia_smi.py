@@ -55,7 +55,7 @@ _MOST = 2.0**63  # what is as large is damage, and no column of a run holds it
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The names of the columns, and the units that it gives them."""
+    """A header line of the log: the names of the columns and their units."""
 
     names: tuple[str, ...]
     units: Mapping[str, str]
@@ -66,7 +66,7 @@ class Header:
 class Row:
     """One reading of one device."""
 
-    cells: Mapping[str, str]  # by name, as they stand there
+    cells: Mapping[str, str]  # by column name, as printed
     units: Mapping[str, str]
 
     def figure(self, name: str) -> float | None:
@@ -80,15 +80,15 @@ class Row:
 
     @property
     def is_surely_whole(self) -> bool:
-        """Whether nothing can be missing at its end: its last cell has its unit."""
+        """True if the row is certainly not cut off: its last cell ends with its unit."""
         name, cell = list(self.cells.items())[-1]
         unit = self.units.get(name)
         return bool(unit) and cell.endswith(f" {unit}")
 
 
 class CsvLog:
-    """One pass over the lines of a log. `header` is the last one that came, `names` are the columns
-    of all that did."""
+    """Reads the lines of a log once. `header` is the latest one; `names` are the columns of all
+    headers so far."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -100,7 +100,7 @@ class CsvLog:
         self.why_skipped = ""  # the first of them below a header
 
     def rows(self, lines: Iterable[str]) -> Iterator[Row]:
-        """The readings."""
+        """Yield the readings, a row for each line that is not a header."""
         for self.lines, line in enumerate(lines, start=1):
             text = line.strip()
             if not text:
@@ -119,7 +119,7 @@ class CsvLog:
             yield Row(dict(zip(self.header.names, cells, strict=True)), self.header.units)
 
     def _fits(self, cells: list[str], header: Header) -> bool:
-        """Whether a line has a cell for each column, but for a comma at its end."""
+        """True if a line has a cell for each column, ignoring a comma at its end."""
         if len(cells) == len(header.names) + 1 and not cells[-1]:
             cells.pop()
         if len(cells) == len(header.names):
@@ -132,8 +132,8 @@ class CsvLog:
 
 
 def _header(cells: Sequence[str]) -> Header | None:
-    """The header that a line is, if it is one: a column that we know among names of columns, or a
-    figure's among any titles."""
+    """Parse a header line; None if it is none. A header has a known column among names that
+    nvidia-smi may print, or a measured column among any titles."""
     cells = cells if cells[-1] else cells[:-1]
     titles = [cell.partition(" [") for cell in cells]
     columns = [(_ALIASES.get(name, name), unit.removesuffix("]")) for name, _, unit in titles]
@@ -153,7 +153,7 @@ def key_of(names: Iterable[str]) -> str | None:
 
 
 def _split(line: str) -> list[str]:
-    """The cells; nothing that nvidia-smi says of a GPU has a comma in it."""
+    """Split a line into cells; nvidia-smi prints no comma within a cell."""
     return [cell.strip(_AROUND) for cell in line.split(",")]
 
 
@@ -162,10 +162,10 @@ _FIGURES = (*_POWER, "memory.used", "utilization.gpu", "clocks.current.sm", "tem
 _WORDS = (b"power.draw", b"memory.used", b"utilization.gpu", b"clocks.", b"temperature.gpu")
 _NO_STEPS = "no steps: a log of nvidia-smi has readings of devices, and nothing of what they did"
 _LOCAL = "times are nvidia-smi's, local time of a machine whose zone is not known: read as UTC"
-_SAID_TO_BE_ONE = "no column tells devices apart: all readings are one device's, as was said"
+_SAID_TO_BE_ONE = "no column names the device: all readings are of one device (--one-device)"
 _UNNAMED = (
     "a log of nvidia-smi without a column that tells devices apart (uuid, index, pci.bus_id,"
-    " serial): log with --query-gpu=timestamp,index,..., or say --one-device if it is of one"
+    " serial): log with --query-gpu=timestamp,index,..., or give --one-device if there is only one"
 )
 _NO_TIMES = (
     "a log of nvidia-smi without times: log with --query-gpu=timestamp,...; --format NAME reads"
@@ -183,9 +183,9 @@ _CELL = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}|\d+(\.\d+)? (MiB|%|W|
 
 
 class NvidiaSmiImporter(Importer):
-    """Logs of nvidia-smi, at any interval, of any columns of which one is the time.
+    """Reads logs of nvidia-smi at any interval, with any columns if one is the time.
 
-    `devices` are those seen so far, by id.
+    `devices`: the devices found so far, by id.
     """
 
     name = "nvidia_smi"
@@ -220,7 +220,7 @@ class NvidiaSmiImporter(Importer):
         return _HEADLESS if is_headless else ""
 
     def words(self, recognised: str) -> LineHints | None:
-        """Byte strings of which a header holds one; after a header, every line."""
+        """The byte strings to find a header by; None, for every line, once there was a header."""
         return None if recognised else LineHints(_WORDS)
 
     def sampled_devices(self) -> Sequence[Device]:
@@ -307,7 +307,7 @@ class NvidiaSmiImporter(Importer):
 
 
 def _device(device: str, row: Row) -> Device:
-    """A device by its first reading. Its power is of one kind throughout."""
+    """Describe a device by its first reading, which also decides which power column is used."""
     facts: dict[str, Any] = {
         "power_field": "draw" if row.figure("power.draw.instant") is None else "instant",
         "power_limit_w": row.figure("enforced.power.limit") or row.figure("power.limit"),
@@ -325,7 +325,7 @@ def _device(device: str, row: Row) -> Device:
 
 
 def _complete_readings(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Row]]:
-    """The rows of each reading, by device. The last is left out if it may be cut."""
+    """Yield each reading's rows by device; the last reading is left out if it may be cut off."""
     before = 0
     reading: dict[str, Row] = {}
     row: Row | None = None

@@ -5,8 +5,8 @@ order. NeMo's `Training epoch 0, iteration 120/149 | reduced_train_loss: 1.2 | .
 lines that nki-llama's calculator expects: `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`,
 each on its own line, several of which make one step.
 
-- `throughput` is sequences per second. In the bar it is a mean over the last ten steps that begins
-  with the compile.
+- `throughput` is sequences per second. In the bar it is a mean over the last ten steps, which at
+  first include compilation.
 - The bar prints three digits of a large number, such as 1.63e+6 consumed samples. A running total
   then stands still and leaps, so the samples of a step come from the totals that were exact.
 - Plain lines have no step number. In a file, those with a step time are numbered in order.
@@ -66,7 +66,7 @@ _STEP = {"step", "global_step"}
 
 
 def plain_figures(text: str) -> list[tuple[str, str]] | None:
-    """The names and figures of a plain line; None if it is none, or a loop's own."""
+    """The names and numbers of a plain line; None if it is another kind of line."""
     if len(text) > _LONGEST or not any(hint in text for hint in _HINTS):
         return None
     if NXDT in text or "%|" in text or "{" in text:
@@ -84,7 +84,7 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
 
 
 def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
-    """`throughput: 9000 tokens/s` is no throughput of NXDT's; `step_time: 12 ms` has its unit."""
+    """Name a figure by its unit: `throughput: 9000 tokens/s` is tokens/s, not NXDT's throughput."""
     if name == "throughput" and "/" in unit:
         return unit, figure
     if name == "step_time" and unit in SECONDS:
@@ -99,8 +99,8 @@ def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
 
 
 GROUP = "\x1f"  # between the first line of a group and its fields; no program prints it
-_RATES = 64  # groups that have only rates: so many make them what the log has
-_LABELLED = 1024  # lines: no job has so many ranks that its first would not have come again
+_RATES = 64  # after so many groups with only rates, each counts as a step
+_LABELLED = 1024  # lines in which a rank's label is expected twice
 
 
 class Groups:
@@ -129,7 +129,7 @@ class Groups:
         opened[1].update(figures)
 
     def end(self, *, before_a_step: bool = False) -> Iterator[Line]:
-        """Yield what is open: the log is over, or a step comes that is none of these."""
+        """Yield the open groups: the log has ended, or a step line of another kind comes next."""
         for whose in list(self._open):
             yield from self._close(whose)
         self._has_steps |= before_a_step
@@ -142,7 +142,7 @@ class Groups:
         self._waiting.clear()
 
     def _close(self, whose: int | None) -> Iterator[Line]:
-        """A group as one line. It waits if it has nothing but rates, and may be no step."""
+        """Join a group into one line. A group with only rates waits, as it may be no step."""
         first, group = self._open.pop(whose)
         is_timed = any(name.startswith("step_time") for name in group)
         is_numbered = "step" in group or "global_step" in group
@@ -169,7 +169,7 @@ class Groups:
 
 
 def _with_ranks(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yields the lines of a file; the labels of plain ones are named as ranks if they are some."""
+    """Yield a file's lines; if numbers before plain lines are ranks, rewrite them as `[rank0]:`."""
     lines = iter(lines)
     for line in lines:
         if line.t_ns is not None or _label(line) is None:
@@ -203,12 +203,12 @@ _MEAN_OF_TEN = (
     "throughput read as sequences/s, as NXDT prints it: a mean over ten steps, the compile included"
 )
 _ROUNDED = (
-    "consumed_samples is printed to three digits from {} on: samples are steps times the {} of a "
-    "step before"
+    "consumed_samples is printed to three digits from {} on: samples are steps times {}, the "
+    "samples of an earlier step"
 )
 _COUNTED = (
-    "no step number is printed: each group of lines that has a step_time counts as one step, and "
-    "lasts as long as it says"
+    "no step number is printed: each group of lines that has a step_time counts as one step, of "
+    "that duration"
 )
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
 
@@ -247,7 +247,7 @@ class _Nxdt(Dialect):
             yield self._counted(group)
 
     def wanted(self, text: str) -> bool:
-        """Every line but a bar that is drawn again for the step before: most of them are."""
+        """True for a line that may be a step; False for a bar redrawn at the same step."""
         if NXDT not in text:
             return not self._has_bars and (GROUP in text or super().wanted(text))
         if self._step_text and self._step_text in text:
@@ -286,11 +286,11 @@ class _Nxdt(Dialect):
         return not is_own and super().is_evaluation(pairs, text)
 
     def _is_loops_own(self, text: str) -> bool:
-        """Whether this is a step line as any loop prints them."""
+        """True if this is a step line that needs no rules of NXDT."""
         return super().wanted(text) and Dialect().read(text)[1] == "step"
 
     def _counted(self, group: Line) -> Line:
-        """The group. One that was numbered here lasts as long as it says, stamped or not."""
+        """Return the group. If steps were numbered here, they last as long as their lines say."""
         self.counts_all_ranks = True  # its throughput is the job's
         if self._groups.has_counted:
             self.sums_step_times = True
@@ -298,7 +298,7 @@ class _Nxdt(Dialect):
         return group
 
     def _without_rounding(self, texts: dict[str, str]) -> list[NamedNumber]:
-        """The figures; a rounded total of samples gives way to what a step was seen to hold."""
+        """The bar's figures; a rounded total of samples is replaced by the samples of a step."""
         pairs = _bar_figures(texts)
         step = next((int(p.value) for p in pairs if p.means.kind == "step"), None)
         total = next((p for p in pairs if p.means.name == "consumed_samples"), None)
@@ -384,5 +384,5 @@ class NxdtImporter(StepLineImporter):
         return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
     def words(self, recognised: str) -> LineHints:
-        """Byte strings of which each wanted line holds one."""
+        """Byte strings, at least one of which is in every line to read."""
         return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS

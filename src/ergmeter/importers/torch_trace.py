@@ -35,7 +35,7 @@ _COLLECTIVE = re.compile(r"nccl|rccl|nvshmem|gloo:|mscclpp|deep_?ep", re.IGNOREC
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _US_PER_S = 1e6
 _NS_PER_US = 1000
-_FAR_US = 2**62 / _NS_PER_US  # no time of a run is further away
+_FAR_US = 2**62 / _NS_PER_US  # larger times can't be stored in ns
 _NO_STEPS = (
     "the trace names no steps, so how long one took is not known: make it with profiler.step() at"
     " the end of each"
@@ -61,12 +61,12 @@ class TraceTimes:
     idle_s: float
 
     def mark(self, t_ns: int, **more: Any) -> Mark:  # noqa: ANN401  what else is known of it
-        """The mark that stores it in a run."""
+        """Return the mark that stores these times in a run."""
         return Mark(t_ns, MARK, json.dumps({**asdict(self), **more}))
 
 
 class TorchTraceImporter(Importer):
-    """Traces of torch's profiler, packed or not."""
+    """Reads traces of torch's profiler, compressed or not."""
 
     name = "torch_trace"
     looks_for = "the traces of torch.profiler"
@@ -82,7 +82,7 @@ class TorchTraceImporter(Importer):
         return None if recognised else LineHints((_EVENTS.encode(),))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield the profiled steps, by the host, and where their time went."""
+        """Yield the profiled steps, by the host's clock, and a mark with their times by kind."""
         texts = [line.text for line in lines]
         if any(len(text.encode()) >= MAX_LINE_BYTES for text in texts):  # it was cut there
             raise FormatError(_ONE_LINE)
@@ -99,12 +99,12 @@ class TorchTraceImporter(Importer):
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a trace that last. FormatError where it ends half way, or is none."""
+    """The events of a trace that have a duration. FormatError if it is truncated or invalid."""
     begin = _BEGINS.search(text)
     try:
         events, _ = json.JSONDecoder().raw_decode(text, begin.end() if begin else len(text))
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"a torch trace whose events end half way ({error})") from None
+        raise FormatError(f"a truncated torch trace: its events have no end ({error})") from None
     if not isinstance(events, list):
         kind = "an object" if isinstance(events, dict) else json.dumps(events)[:40]
         raise FormatError(f"a torch trace whose traceEvents is {kind}: it must be a list of events")
@@ -116,7 +116,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
             problem = f"ts {json.dumps(event['ts'])[:40]}" if "ts" in event else "no ts"
             name = str(event.get("name"))[:80]
             raise FormatError(
-                f"a torch trace whose event {name} has {problem}: a number of us needed"
+                f"a torch trace whose event {name} has {problem}: must be a number of microseconds"
             )
     return lasting
 
@@ -127,7 +127,7 @@ def _is_number(value: object) -> bool:
 
 
 def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
-    """The profiler's steps, by the host's clock."""
+    """The steps that the profiler marked, by the host's clock."""
     steps = []
     for event in events:
         name = _STEP.fullmatch(str(event.get("name")))
@@ -139,7 +139,7 @@ def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
 
 
 def split(events: Sequence[dict[str, Any]]) -> TraceTimes:
-    """Splits the time of the profiled steps."""
+    """Split the time of the profiled steps into compute, communication, copies and idle time."""
     steps = steps_of(events)
     kernels = [event for event in events if event.get("cat") == "kernel"]
     work = kernels or [
@@ -183,7 +183,7 @@ def _spans(events: Iterable[dict[str, Any]]) -> Spans:
 
 
 def _union(spans: Spans) -> Spans:
-    """The same instants, in spans that do not overlap, in order."""
+    """Merge overlapping spans; return them in order."""
     if not len(spans):
         return spans
     spans = spans[np.argsort(spans[:, 0], kind="stable")]

@@ -45,7 +45,7 @@ _BATCHED = (
 
 
 def is_torchtitan(text: str) -> bool:
-    """`step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, in colours or not."""
+    """True for `step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, coloured or not."""
     return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
 
 

@@ -1,4 +1,4 @@
-"""The hook that a recorded command's Pythons load, and the reason where none loaded it.
+"""The hook that a recorded command's Pythons load, and the reason if none loaded it.
 
 A folder with a sitecustomize is put first on PYTHONPATH, and each Python that starts leaves a
 report in the run directory. A Python that ignores its environment (-I, -E, -S) or has no ergmeter
@@ -19,8 +19,8 @@ FLUSH_LINES = "ERGMETER_FLUSH_LINES"  # set: the hook has standard output flushe
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 _OLDEST = (3, 10)
 _NO_REPORT = (
-    "no Python that loads the hook was started by it (one with -I, -E or -S does not: run it"
-    " without)"
+    "it started no Python that loads the hook (Python with -I, -E or -S does not: remove that"
+    " option)"
 )
 
 
@@ -38,7 +38,7 @@ def why_no_steps(run: Path) -> str:
     if failed:
         return f"the hook failed in it ({failed[0]})"
     if "torch" in attached:
-        return "no optimizer of torch stepped in it"
+        return "no torch optimizer stepped in it"
     if not reports:
         return _NO_REPORT
     if any("yes" in report.get("ergmeter", []) for report in reports):

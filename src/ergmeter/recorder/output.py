@@ -1,8 +1,7 @@
 """Passes a command's output on (the relay) and turns it into records through the importers.
 
-A line is cut at 64 KiB and the rest of it dropped; bytes that are no text are replaced. Nothing
-here can stop the child's output. Where the relay left something out, the halves on both sides of
-the gap are not joined.
+A line is cut at 64 KiB; bytes that are no text are replaced. Nothing here can stop the child's
+output. If the relay left out some output, the partial lines around the gap are dropped.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from ergmeter.units import NS_PER_S
 # in blocks of 4 KiB.
 
 
-# Monotonic ns, channel, length. Of length 0: here the relay left out something that went by.
+# Monotonic ns, channel, length. Length 0 marks output that the relay left out.
 FRAME = struct.Struct("<qBI")
-SIGNALS = 255  # the channel on which the relay says which signals were sent to the whole group
+SIGNALS = 255  # the channel on which the relay reports signals to the process group
 FORWARDED = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
@@ -54,7 +53,7 @@ _STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
 _HANDLED = FORWARDED | ({ASKED} if ASKED else set())
 _CHUNK = 65536
 _WINDOW_SIZE = struct.pack("HHHH", 24, 80, 0, 0)  # rows, columns; where there is no terminal
-# What the relay keeps for a recorder that does not read. What comes after that is left out.
+# Bytes that the relay stores for a recorder that does not read. Further output is not reported.
 _MAX_PENDING = 16 << 20
 
 
@@ -141,7 +140,7 @@ def _is_closed(fd: int) -> bool:
 
 
 def _close_all_but(*keep_fds: int) -> None:
-    """Let go of what a pipe's other end may be waiting for: standard input, and whatever else."""
+    """Close all other descriptors, so that the other ends of their pipes don't wait for us."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208  numbers, not paths
         if int(name) not in keep_fds:
             with suppress(OSError):
@@ -161,7 +160,7 @@ def _terminal() -> tuple[int, int]:
 
 
 class _Report:
-    """The way to the recorder: never blocks a channel, and forgets when nobody listens."""
+    """Sends frames to the recorder without blocking a channel; drops them if it is gone."""
 
     def __init__(self, fd: int, channels: int) -> None:
         self._fd = fd
@@ -188,13 +187,13 @@ class _Report:
                 self._changed.notify()
 
     def done(self) -> None:
-        """A channel will send no more."""
+        """Call when a channel has ended."""
         with self._changed:
             self._channels -= 1
             self._changed.notify()
 
     def pump(self) -> None:
-        """Send on what the recorder did not take at once, until all channels are done."""
+        """Send what the recorder could not take at once, until all channels have ended."""
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         while True:
@@ -242,8 +241,8 @@ def _pass_on(number: int, channel: Channel, report: _Report) -> None:
         if not _write_all(real_fd, data):
             break
         report.send(t_ns, number, data)
-    # The child is done; or whoever reads the real output is, and the child is told as it would have
-    # been without us: by a write that fails.
+    # The child has ended; or the reader of the real output has, and then the child's next write
+    # fails, as it would without us.
     os.close(channel.read_fd)
     os.close(real_fd)
     report.done()
@@ -313,7 +312,7 @@ class LineSplitter:
         self._in_gap = False
 
     def skip(self) -> None:
-        """Something is missing here: forget the line it is in."""
+        """Drop the current line up to its end: output is missing here."""
         self._partial.clear()
         self._in_gap = True
 
@@ -329,7 +328,7 @@ class RelayedOutput:
         self.group_signals_ns: dict[int, int] = {}  # when the relay last got a signal
 
     def lines(self) -> Iterator[Line]:
-        """The lines, until the relay is done."""
+        """Yield the lines until the relay has ended, and an empty one while no output comes."""
         splitters: dict[int, LineSplitter] = {}
         for frame in self._frames():
             if frame is None:
@@ -350,7 +349,7 @@ class RelayedOutput:
             yield from splitter.finish()
 
     def _frames(self) -> Iterator[tuple[int, int, bytes] | None]:
-        """The relay's frames; None now and then while it has nothing to say."""
+        """Yield the relay's frames; None every 0.25 s while there are none."""
         buffer = bytearray()
         with os.fdopen(self._report_fd, "rb", buffering=0) as report:
             while True:
@@ -365,7 +364,7 @@ class RelayedOutput:
 
 
 def _whole_frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
-    """Take the frames that are whole out of the buffer."""
+    """Yield the complete frames of the buffer and remove them from it."""
     start = 0
     while len(buffer) - start >= FRAME.size:
         t_ns, channel, length = FRAME.unpack_from(buffer, start)
@@ -390,18 +389,18 @@ class OutputReader:
         self.steps = 0
         self.lines_read = 0
         self.recognised = False
-        self.explained = False  # an importer has said itself why there are no steps
+        self.explained = False  # an importer has reported why there are no steps
 
     def start(self) -> None:
-        """Begin to listen. From here on, what the relay says is known within milliseconds."""
+        """Start reading; return when the importers are loaded, or after 2 s."""
         self._thread.start()
         self._listening.wait(_LOADING_S)
 
     def finish(self, ended_ns: int, *, patience_s: float) -> None:
         """Read what was printed before the command ended.
 
-        A background child may hold the output open, and is not waited for; but a reader that is
-        behind, because the output came faster than it can be read, is.
+        A background child that keeps the output open is not waited for. A reader that is behind,
+        because output came too fast, is.
         """
         until_ns = ended_ns + round(_RELAY_BEHIND_S * NS_PER_S)
         while self._thread.is_alive():
@@ -448,14 +447,14 @@ class OutputReader:
 
 
 def unrecognised(reader: OutputReader, not_hooked: str, failed: str = "") -> Mark | None:
-    """The message for a program without recognised output or hooked libraries.
+    """Return a mark with the reason why no step was seen; None if one was, or the reason is known.
 
-    `failed`: how it ended, if not well.
+    `not_hooked`: why the hook saw no steps. `failed`: how the program failed, if it did.
     """
     if reader.steps or reader.explained:
         return None
     if reader.recognised:
-        message = "a printed step is timed from the line before it, and there were not two lines"
+        message = "a printed step is timed from the line before it, and there was only one line"
         cure = "print one for every step, or use ergmeter.Meter in the loop"
     else:
         lines = "1 line" if reader.lines_read == 1 else f"{reader.lines_read} lines"

@@ -1,7 +1,7 @@
 """Runs a command and measures it, without changing what the command does.
 
-Its output, its exit code and the signals meant for it pass through unchanged. A failure in
-measuring does not reach it: a killed recorder leaves the command running to its end.
+The command's output, its exit code and the signals meant for it pass through unchanged. A failure
+in measuring does not affect it: even if the recorder is killed, the command runs to its end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _AGAIN_FRAC = 0.02
 
 
 class MemoryPeak:
-    """Asked by the process probe when it reads for the last time."""
+    """The command's peak memory, which the process probe reads when it stops."""
 
     def __init__(self) -> None:
         self._ours_bytes = 0
@@ -71,9 +71,9 @@ class MemoryPeak:
         self._ended = threading.Event()
 
     def started(self, pid: int) -> None:
-        """The command has been started just now: note what we hold ourselves, and watch it."""
+        """Call right after the command started: note our own memory and watch the command's."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT_BYTES
-        # Our own ru_maxrss has the same fault, of whoever started us; the mark has not.
+        # Our ru_maxrss may include our parent's memory in the same way; the mark does not.
         mark = high_water_bytes("self")
         self._ours_bytes = mark or own
         if mark is not None:
@@ -82,13 +82,13 @@ class MemoryPeak:
             ).start()
 
     def ended(self, usage: resource.struct_rusage) -> None:
-        """The command has ended, and this is what wait4 said of it."""
+        """Call when the command has ended, with the resource usage that wait4 returned."""
         self._ended.set()
         peak_bytes = usage.ru_maxrss * _UNIT_BYTES
         self._bytes = peak_bytes if peak_bytes > self._ours_bytes else self._mark_bytes or None
 
     def __call__(self) -> int | None:
-        """The peak, if the command has ended and it is known."""
+        """Return the peak in bytes; None before the command has ended, or if it is unknown."""
         return self._bytes
 
     def _watch(self, pid: int) -> None:
@@ -101,7 +101,7 @@ class MemoryPeak:
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and its descendants, without a look at every process of the machine."""
+    """PIDs of a process and its descendants, without listing all processes of the machine."""
     pids = [pid]
     for parent in pids:
         try:
@@ -112,8 +112,8 @@ def _tree(pid: int) -> list[int]:
     return pids
 
 
-# Cost of recording: all CPU time of the recorder and of its relay. Counting our threads alone, as
-# a Meter inside a program has to, would leave out what a talkative command costs.
+# Cost of recording: all CPU time of the recorder and of its relay. Counting only the threads of the
+# Meter, as inside a program, would leave out the cost of reading much output.
 
 
 class RecordingCost:
@@ -126,7 +126,7 @@ class RecordingCost:
             self._relay = psutil.Process(relay_pid)
 
     def __call__(self) -> float:
-        """Ask again. A relay that is gone has cost what it had cost when last asked."""
+        """Return the CPU seconds now. For a relay that has ended, the last reading counts."""
         if self._relay is not None:
             with suppress(psutil.Error):
                 times = self._relay.cpu_times()
@@ -140,11 +140,11 @@ class RecordingCost:
 # still has its FLOPs counted. One request is counted at a time, and the ranks of one training share
 # the answer.
 _LOOK_S = 0.25
-_AT_THE_END_S = 60.0  # that a command's end waits for the count of its steps, at most
+_AT_THE_END_S = 60.0  # the longest wait for the count after the command has ended
 
 
 class FlopCounts:
-    """The requests of one run, which are looked for from now on."""
+    """Looks in a thread for a run's requests to count FLOPs, and starts the counting."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / remote.FOLDER
@@ -156,9 +156,9 @@ class FlopCounts:
         self._thread.start()
 
     def finish(self, meter: Meter) -> None:
-        """The command has ended: write what it did not live to see, and take the requests away.
+        """Call when the command has ended: finish pending counts and remove the requests.
 
-        The FLOPs of each training go into the header of the process that asked for them.
+        The FLOPs of each training go into the header of the process that requested them.
         """
         self._stopping.set()
         self._thread.join()
@@ -187,12 +187,12 @@ class FlopCounts:
             return []
 
     def _look(self) -> bool:
-        """Begin what can begin. Returns whether there is anything left to wait for."""
+        """Start the next pending count if none is running. Returns True while one is running."""
         running = self._running
         with suppress(OSError, ValueError):
             if running is not None and running.exists() and remote.result(running) is None:
                 return True
-        self._running = None  # done, or taken away by a program that has ended
+        self._running = None  # done, or removed by a program that has ended
         for request in filter(remote.is_pending, self._requests()):
             try:
                 key = remote.digest(request)
@@ -212,9 +212,9 @@ class FlopCounts:
 
 
 def _write(request: Path) -> None:
-    """Put the FLOPs of a request into the header of the writer that asked.
+    """Write the FLOPs of a request into the header of the writer that requested them.
 
-    A program that had the answer itself has taken its request away.
+    A program that has read the answer itself has removed its request.
     """
     writer = request.parents[1] / remote.writer_of(request)
     header = fmt.writer_header(writer / fmt.WRITER_FILE, [])
@@ -234,17 +234,17 @@ def _write(request: Path) -> None:
 
 
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
-# The relay starts with these: asked before it has come to its own mask, it would end of it.
+# The relay starts with these blocked: ASKED would kill it before it has set its own mask.
 _BLOCKED = _WAITED | ({ASKED} if ASKED else set())
 _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
-# A signal sent to the whole group reaches the child without us, and the relay: it has this long to
-# get it, and then to say so when it is asked, before the signal is sent on.
+# A signal sent to the process group reaches the child directly, and the relay. The relay has this
+# long to receive it, and then to report it when asked; if it has not, we forward the signal.
 _GROUP_GRACE_S = 0.05
 _ANSWER_S = 2.0
 _OUTPUT_WAIT_S = 2.0
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _MODULE_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "uv")  # they take -m MODULE as well
-_LAUNCHER_MODULES = (  # what follows them is what they start
+_LAUNCHER_MODULES = (  # the words after them are what they start
     *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
     *("deepspeed.launcher.runner", "torch.utils.bottleneck", "cProfile", "pdb"),
 )
@@ -270,11 +270,11 @@ class RecordRequest:
     tokens_are: str | None = None
     keep_buffering: bool = False
     pty: bool = False  # a pseudo-terminal for its standard output
-    hook: bool = True  # look into the Python programs among it
+    hook: bool = True  # load the hook into the command's Python programs
 
 
 def record(request: RecordRequest) -> Recording:
-    """Run the command to its end, measured. Raises UsageError before anything is started."""
+    """Run the command to its end and measure it. Raises UsageError if it can't be started."""
     program = shutil.which(request.command[0])
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
@@ -286,8 +286,8 @@ def record(request: RecordRequest) -> Recording:
 
     channels = open_channels(pty=request.pty)
     copy_window_size(channels)
-    # Where a parent ignores it the kernel reaps our children itself, tells nobody and forgets how
-    # they ended; that the command then finds it at its default is the lesser difference.
+    # If our parent ignores SIGCHLD, the kernel reaps our children and drops their exit status. So
+    # we reset it to its default, which the command then inherits.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Blocked from here on and taken one by one below; the child starts with none blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -307,9 +307,9 @@ def record(request: RecordRequest) -> Recording:
         shutil.rmtree(run)
         raise UsageError(f"{program} can't be started: {error.strerror}") from error
     peak.started(pid)
-    is_over = threading.Event()  # then its number may be another's
+    is_over = threading.Event()  # then its PID may be another process's
     meter.on_stop = partial(_ask_to_stop, pid, is_over)
-    if meter.should_stop:  # before there was one to ask
+    if meter.should_stop:  # requested before the command was started
         meter.on_stop()
     meter.watch(pid)
     counts = FlopCounts(run)
@@ -353,10 +353,10 @@ def _ask_to_stop(pid: int, is_over: threading.Event) -> None:
 
 
 def _of_this_task(out: Path | None) -> Path | None:
-    """Where `srun erg record --out DIR` goes: each task has a recorder, and so a run, of its own.
+    """Return the directory of this task's run in `srun erg record --out DIR`: DIR, DIR-1, DIR-2...
 
-    One run of all of them is `erg record -- srun ...`; but a task that is refused its directory
-    would take the whole training with it.
+    Each task records its own run: if a task were refused DIR, the training would fail. A single run
+    needs `erg record -- srun ...`.
     """
     size, task = launcher_world_size(), launcher_rank()
     if size < 2 or task is None:
@@ -370,7 +370,7 @@ def _of_this_task(out: Path | None) -> Path | None:
 
 
 def _started(meter: Meter) -> bool:
-    """Begins to measure. The command is run even if this fails."""
+    """Start the Meter; False if that fails. The command is run anyway."""
     try:
         meter.start()
     except (OSError, ErgmeterError) as error:
@@ -385,10 +385,10 @@ def has_steps(run: Path) -> bool:
 
 
 def run_name(command: Sequence[str]) -> str:
-    """The name of a run: its script or module, behind launchers and options; else its program.
+    """Name a run by its script or module, skipping launchers and options; else by its program.
 
-    `python -m pkg.train` and `torchrun -m pkg.train` are pkg.train, and `python -m
-    torch.distributed.run train.py` is train.
+    `python -m pkg.train` and `torchrun -m pkg.train` give pkg.train; `python -m
+    torch.distributed.run train.py` gives train.
     """
     return _script_or_module(command) or Path(command[0]).stem
 
@@ -429,10 +429,10 @@ def _module_in(word: str, words: Iterator[str]) -> str:
 
 
 def _environment(run: Path, request: RecordRequest) -> dict[str, str]:
-    """The command's own, with `ERGMETER_*` and, added later, one entry of PYTHONPATH.
+    """Return our environment with the `ERGMETER_*` variables that the command needs.
 
-    Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one. So the hook
-    has it flush each line; where there is no hook, PYTHONUNBUFFERED does.
+    Python writes 8 kB at a time into a pipe: a hundred steps would arrive at once. So the hook
+    makes it flush each line; without the hook, PYTHONUNBUFFERED does.
     """
     environment = dict(os.environ)
     environment[fmt.RUN_VARIABLE] = str(run)
@@ -468,12 +468,12 @@ def _spawn(
 def _wait(
     pid: int, channels: list[Channel], output: RelayedOutput, *, relay_pid: int
 ) -> tuple[int, resource.struct_rusage]:
-    """Wait for the child; pass on what is meant for it. Returns its wait status and its usage."""
+    """Wait for the child, forwarding signals. Returns its wait status and its resource usage."""
     handled_ns: dict[int, int] = {}
     while True:
         number, from_terminal = _next_signal()
         if number == signal.SIGWINCH:
-            # The child was told by the terminal, perhaps before this; so it is told again.
+            # The terminal may have signalled the child before the size was set: signal it again.
             copy_window_size(channels)
             _send(pid, number)
         elif number != signal.SIGCHLD:
@@ -490,7 +490,7 @@ def _wait(
 
 
 def _await_signal_reports(relay_pid: int, output: RelayedOutput) -> None:
-    """Waits until the relay has reported its signals: asked, it answers after them."""
+    """Wait until the relay has reported its signals: it answers `ASKED` after all of them."""
     if not ASKED:
         return
     asked_ns = time.monotonic_ns()

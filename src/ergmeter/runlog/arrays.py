@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-# Not `to_pandas_dtype`, for which pyarrow 25 wants pandas even to tell of an integer.
+# Not `to_pandas_dtype`: pyarrow 25 imports pandas for it, even for an integer type.
 _NUMPY: dict[pa.DataType, Any] = {
     getattr(pa, name)(): getattr(np, name)
     for name in ("int8", "int16", "int32", "int64", "float32", "float64")
@@ -23,7 +23,7 @@ _FEW_CHUNKS = 8
 
 
 def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Integers or floats; None becomes null."""
+    """Make an Arrow array of integers or floats; None becomes null."""
     dtype = _NUMPY[kind]
     absent = values.count(None)
     if not absent:
@@ -34,14 +34,14 @@ def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def texts(values: Sequence[str | None], vocabulary: Sequence[str]) -> pa.Array:
-    """Texts as indices into a vocabulary that holds them all; None becomes null."""
+    """Make a dictionary array of texts, all in the vocabulary; None becomes null."""
     codes = {text: code for code, text in enumerate(vocabulary)}
     indices = numbers([None if v is None else codes[v] for v in values], pa.int16())
     return pa.DictionaryArray.from_arrays(indices, _strings(vocabulary))
 
 
 def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the column's own type
-    """A column of numbers. Where some are null: as floats, with NaN for those."""
+    """Return a column of numbers as numpy array; with nulls, as floats with NaN for them."""
     if column.num_chunks > _FEW_CHUNKS:  # a live file has one for each hand-over
         column = pa.chunked_array([column.combine_chunks()])
     chunks = [_chunk_as_numpy(chunk) for chunk in column.chunks if len(chunk)]
@@ -51,7 +51,7 @@ def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the c
 
 
 def present(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """The rows in which a column of numbers has one, and those as floats; NaN is none either."""
+    """Return the rows where a column of numbers is neither null nor NaN, and their values."""
     rows, values = [], []
     first = 0
     for chunk in (column.combine_chunks(),) if column.num_chunks > _FEW_CHUNKS else column.chunks:
@@ -75,7 +75,7 @@ def _chunk_as_numpy(chunk: pa.Array) -> Any:  # noqa: ANN401
 
 
 def _data_and_valid(chunk: pa.Array) -> tuple[Any, Any]:
-    """An array's numbers, and for each whether it is one; None where all are."""
+    """Return an array's numbers and a mask of the valid ones; the mask is None if all are."""
     validity, data = chunk.buffers()
     start, end = chunk.offset, chunk.offset + len(chunk)
     values = np.frombuffer(data, dtype=_NUMPY[chunk.type], count=end)[start:]

@@ -24,8 +24,8 @@ from ergmeter.runlog.arrays import as_numpy
 from ergmeter.runlog.segments import segment_names
 from ergmeter.units import NS_PER_S
 
-# Steps are handed over every half second and samples every second; what is this far behind the
-# newest row is whole.
+# Writers write steps every half second and samples every second, so rows that are this much older
+# than the newest one are complete.
 LATE_NS = round(2.5 * NS_PER_S)
 
 
@@ -41,9 +41,9 @@ class StreamRows:
 
 @dataclass(frozen=True)
 class NewRows:
-    """What one look brought. Nothing from before `until_ns` is still to come, on the run's clock.
+    """The rows that one `look` returned. All rows before `until_ns` (run's clock) have been read.
 
-    `is_behind`: there is more already; look again.
+    `is_behind`: there are more rows already; look again.
     """
 
     parts: tuple[StreamRows, ...]
@@ -52,23 +52,23 @@ class NewRows:
 
 
 class Follower:
-    """Follows the writers of one run; all of them, or just one."""
+    """Reads new rows of a run, from all its writers or only the writer `only`."""
 
     def __init__(
         self, run: Path, *, only: str | None = None, columns: Collection[str] | None = None
     ) -> None:
-        """`columns`: of the samples, beside time and device, just these."""
+        """`columns`: read only these columns of samples, besides time and device."""
         self._run = run
         self._only = only
         self._columns = columns
         self._streams: dict[tuple[str, str, str], _Stream] = {}
         self.newest_ns = 0  # the time of the newest row, on the run's clock
-        self.offsets_ns: dict[str, int] = {}  # by writer: what takes its clock to the run's
+        self.offsets_ns: dict[str, int] = {}  # by writer: offset from its clock to the run's
 
     def look(self, *, is_last: bool = False) -> NewRows:
-        """The rows that have come. `is_last`: the run is over, so nothing is late.
+        """Return the new rows. `is_last`: the run has ended, so that no row can still come.
 
-        Raises FileNotFoundError where the run is gone.
+        Raises FileNotFoundError if the run's directory is gone.
         """
         parts = []
         for writer in self._writers():
@@ -87,7 +87,7 @@ class Follower:
         return NewRows(tuple(parts), min([until_ns, *behind]), bool(behind))
 
     def close(self) -> None:
-        """Closes the open files."""
+        """Close the open files."""
         for followed in self._streams.values():
             followed.close()
 
@@ -110,7 +110,7 @@ class Follower:
 
 
 class _Stream:
-    """The segments of one table, of which the first so many rows were read."""
+    """One stream of a table: its segments, and how many rows of them have been read."""
 
     def __init__(
         self, directory: Path, table: str, stream: str, columns: Collection[str] | None
@@ -127,7 +127,7 @@ class _Stream:
         self._reader: Any = None
 
     def read(self) -> pa.Table | None:
-        """What is new in the segment that is being read; the next one at the next look."""
+        """Return new rows of the current segment; later segments follow at the next calls."""
         later = [n for n in self.numbers if self._number is None or n > self._number]
         if self._number is None:
             if not later:

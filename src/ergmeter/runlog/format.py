@@ -121,12 +121,12 @@ class WriterLog:
 
     @property
     def start_ns(self) -> int:
-        """When it began, on the run's clock."""
+        """When the writer began, on the run's clock."""
         return int(self.header["clock"]["monotonic_ns"]) + self.offset_ns
 
     @property
     def clock_of(self) -> str:
-        """The id of its monotonic clock, which all processes of a host share."""
+        """The id of the host's monotonic clock, which all its processes share."""
         return str(self.header.get("boot_id") or self.header.get("host"))
 
     @cached_property
@@ -140,7 +140,7 @@ class WriterLog:
 
 
 def on_one_clock(writers: Iterable[WriterLog]) -> Iterator[WriterLog]:
-    """The writers in the order in which they began, on the clock of the first."""
+    """Yield the writers in the order in which they began, with offsets to the first one's clock."""
     zero_ns: dict[str, int] = {}
     for writer in sorted(writers, key=lambda writer: int(writer.header["clock"]["wall_ns"])):
         clock = writer.header["clock"]
@@ -156,7 +156,7 @@ def training_of(writer: WriterLog) -> str | None:
 
 
 def run_header(path: Path) -> dict[str, Any]:
-    """The header of a run directory. Raises FormatError if it is none."""
+    """Read the header of a run directory. Raises FormatError if it is not a run's."""
     if path.name.endswith(PACKED) and path.is_file():
         raise FormatError(f"{path} is packed; `erg runs unpack {path}` makes a run of it")
     if not path.is_dir():
@@ -184,7 +184,7 @@ def run_header(path: Path) -> dict[str, Any]:
 def writer_header(path: Path, damage: list[str]) -> dict[str, Any]:
     """The header of a writer's directory, checked, with its `Flops` and results of `erg analyze`.
 
-    Those that can't be read are left out, and named in `damage`.
+    FLOPs and results that can't be read are left out, and named in `damage`.
     """
     header = json_object(path)
     try:
@@ -266,7 +266,7 @@ class DroppedSteps:
 
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[Any]], why: str) -> DroppedSteps:
-        """Rows of steps, given as columns."""
+        """Sum up dropped rows of steps, given as columns."""
         phases = columns["phase"]
         train = [number for number, phase in enumerate(phases) if phase == "train"]
         steps = sum(int(columns["steps"][number] or 1) for number in train)
@@ -312,7 +312,7 @@ def dropped_steps(run: Run) -> Iterator[DroppedSteps]:
 
 
 def _parsed(mark: Mark) -> DroppedSteps:
-    """What a mark holds. Version 0.1.0 wrote a number of rows and no time."""
+    """Parse a mark of dropped steps; those of version 0.1.0 have a number of rows and no time."""
     match = _DETAIL.fullmatch(mark.detail)
     if match is None:
         rows = re.match(r"(\d+) rows", mark.detail)

@@ -1,6 +1,6 @@
-"""Makes the headers of a run and of a writer: who is writing, where and when.
+"""Makes the headers of a run and of a writer: which process writes, where and when.
 
-A command line may hold a key; such values are blanked.
+A command line may contain a key; such values are masked.
 """
 
 from __future__ import annotations

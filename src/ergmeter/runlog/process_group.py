@@ -26,8 +26,8 @@ def world_size() -> int:
     return _of_group("get_world_size", "process_count") or 1
 
 
-# What a launcher says of the size of what it launched, and what it says nowhere else: a shell in an
-# allocation of 8 tasks is told of the 8 as well, and is alone.
+# Variables with the number of processes that a launcher started. All of a group must be set: a
+# shell in a SLURM allocation of 8 tasks has SLURM_NTASKS as well, but is alone.
 _INTERACTIVE = "4294967290"  # the step of a shell in an allocation
 _SIZES = (
     ("WORLD_SIZE",),
@@ -46,27 +46,27 @@ def launcher_world_size() -> int:
 def launched_size() -> int:
     """The number of ranks that torchrun or the like has started, also before they connect.
 
-    Not the tasks of a scheduler, which may be trainings of their own; and not of a process that
-    has no number on its node: WORLD_SIZE alone may be the machines of a job.
+    A scheduler's tasks do not count: they may be separate trainings. Nor does WORLD_SIZE without
+    LOCAL_RANK: it may be the number of machines of a job.
     """
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if size.isdecimal() and "LOCAL_RANK" in os.environ else 1
 
 
 def launcher_rank() -> int | None:
-    """This process's number among those, by the launcher's environment."""
+    """This process's rank by its launcher's environment; None without a launcher."""
     names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
     values = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in values if value.isdecimal()), None)
 
 
 def own_rank() -> int | None:
-    """This process's number in its group; None where there is no group, or no more."""
+    """This process's rank in its process group; None if there is no group, or no longer."""
     return _of_group("get_rank", "process_index")
 
 
 def _of_group(by_torch: str, by_jax: str) -> int | None:
-    """A number that the process group gives, by the name of its function in torch and in jax."""
+    """Call a function of the process group, by its name in torch and in jax; None if it fails."""
     try:
         distributed = _distributed()
         if distributed is not None:
@@ -79,7 +79,7 @@ def _of_group(by_torch: str, by_jax: str) -> int | None:
 
 
 def agreed_word(name: str) -> str | None:
-    """A word that only the processes of this group share; None if alone."""
+    """Return a random word that only the processes of this group share; None if alone."""
     if world_size() < 2:
         return None
     own = secrets.token_hex(6)
@@ -118,7 +118,7 @@ def _jax_client() -> Any:  # noqa: ANN401
 
 
 def _launch_address(name: str) -> str:
-    """A substitute: the group's address, or else the parent process."""
+    """A substitute for an agreed word: the launch's address, or else the parent process."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
     values = [os.environ.get(variable, "") for variable in names]
     if any(values):
@@ -149,8 +149,8 @@ _STATES = (
     "megatron.mpu",
 )
 _DEEPSPEED = {"tp": ("model_parallel",), "pp": ("pipe_parallel",), "dp": ("data_parallel",)}
-# What people call the dimensions of a mesh. A name with a word of data parallelism is that: the
-# replicas of a model are no part of it. "model" is last, as in "pipeline_model_parallel".
+# Usual names of a mesh's dimensions. The first match wins: a name with a word of data parallelism
+# is data-parallel, and "model" is last, as in "pipeline_model_parallel".
 _WORDS = {
     "dp": {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replica", "replicas", "replicate"},
     "pp": {"pp", "pipe", "pipeline"},
@@ -159,7 +159,7 @@ _WORDS = {
 }
 
 RankPosition = dict[str, tuple[int, int]]
-"""By dimension: this rank's number along it, and how long it is."""
+"""By dimension: this rank's index along it, and its length."""
 
 
 def framework_layout(model: object = None) -> dict[str, Any] | None:
@@ -183,7 +183,7 @@ def framework_layout(model: object = None) -> dict[str, Any] | None:
 
 
 def _in_world(position: RankPosition, whose: str) -> dict[str, Any]:
-    """The position if it is one among all ranks, as far as their number is known."""
+    """Return the position; or why it is unknown, if its sizes do not make up all ranks."""
     world, placed = world_size(), prod(size for _, size in position.values())
     if world < 2 or placed == world:
         return {"at": {name: list(where) for name, where in position.items()}, "from": whose}
@@ -224,7 +224,7 @@ def _accelerate() -> RankPosition:
 
 
 def _mesh_of(model: object) -> Any:  # noqa: ANN401  a DeviceMesh, or None
-    """The mesh that a model's parameters are spread over: the whole, with all its dimensions."""
+    """The root mesh, with all dimensions, that a model's parameters are distributed over."""
     if not hasattr(model, "parameters"):
         return None
     for parameter in model.parameters():
@@ -282,7 +282,7 @@ def dimension_of(name: str) -> str:
 
 
 def _if_model_parallel(position: RankPosition) -> RankPosition:
-    """The position, or nothing where all ranks are data-parallel."""
+    """Return the position; empty if all ranks are data-parallel."""
     return position if any(n > 1 for name, (_, n) in position.items() if name != "dp") else {}
 
 
@@ -332,7 +332,7 @@ def is_alive(directory: Path, header: dict[str, Any]) -> bool:
 
 
 def same_process(pid: int, expected_s: float) -> psutil.Process | None:
-    """The process of that number, if it began then and still runs."""
+    """Return the process with this PID, if it started at `expected_s` and still runs."""
     try:
         process = psutil.Process(pid)
         is_same = abs(process.create_time() - expected_s) < 1.0

@@ -101,7 +101,7 @@ class Run(Displayed):
         if not 1 <= number <= len(self.trainings):
             there = f"{self.path} (there are: 1 to {len(self.trainings)})"
             if not self.trainings:
-                there = f"{self.path}: no trainings are numbered in it; name the run alone"
+                there = f"{self.path}: it has no numbered trainings; leave the number out"
             raise UsageError(f"no training {number} in {there}")
         chosen = self.trainings[number - 1]
         writers = [w for w in self.writers if training_of(w) in (None, chosen)]

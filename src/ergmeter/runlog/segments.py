@@ -166,7 +166,7 @@ def segments(
     since_s: float = 0.0,
     column: str | None = None,
 ) -> Iterator[Segment]:
-    """The segments of a table in one writer's directory, in order. Notes unreadable files.
+    """Yield a table's segments in one writer's directory; unreadable ones are noted in `damage`.
 
     Files last written before `since_s` (wall clock) are not opened, nor are those known to lack
     `column`.
@@ -200,7 +200,7 @@ def open_segment(path: Path, stream: str, torn: list[str]) -> Segment:
 def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()) -> set[str]:
     """The columns of a writer's files of samples, except the files in `but`.
 
-    Files that were opened before are not opened again. Notes unreadable files.
+    Files that were opened before are not opened again. Unreadable files are noted in `damage`.
     """
     others = {path: stream for path, stream in _paths(directory, "samples") if path not in but}
     names: set[str] = set()

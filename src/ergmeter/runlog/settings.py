@@ -50,9 +50,9 @@ class ParallelLayout:
 
     @classmethod
     def parsed(cls, text: object) -> ParallelLayout:
-        """A layout as it is written. Raises UsageError for what is none."""
+        """Parse a layout such as "tp=2,pp=4". Raises UsageError if it is not valid."""
         if not isinstance(text, str) or not text.strip():
-            raise UsageError(f"layout {text!r} is none; {_HOW}")
+            raise UsageError(f"layout {text!r} is not valid; {_HOW}")
         sizes: dict[str, int] = {}
         order: tuple[str, ...] = ORDER
         for part in text.replace(" ", "").split(","):
@@ -60,7 +60,7 @@ class ParallelLayout:
             if name == "order":
                 order = _order(value)
             elif name not in WORDS or not value.isdecimal() or int(value) < 1 or name in sizes:
-                raise UsageError(f"layout {text!r}: {part!r} is no size; {_HOW}")
+                raise UsageError(f"layout {text!r}: {part!r} is not valid; {_HOW}")
             else:
                 sizes[name] = int(value)
         absent = [name for name in sizes if name not in order and name != "ep" and sizes[name] > 1]
@@ -69,7 +69,7 @@ class ParallelLayout:
         return cls(sizes, order)
 
     def check(self, world: int) -> None:
-        """Refuse a layout that so many ranks can't have."""
+        """Raise UsageError if `world` ranks can't have this layout."""
         together = prod(size for name, size in self.sizes.items() if name != "ep")
         fits = world == together if "dp" in self.sizes else world % together == 0
         if not fits:
@@ -84,7 +84,7 @@ class ParallelLayout:
             )
 
     def at(self, rank: int, world: int) -> dict[str, int]:
-        """Where a rank is along each dimension."""
+        """Return a rank's index along each dimension."""
         self.check(world)
         sizes = {name: self.sizes.get(name, 1) for name in ORDER if name != "ep"}
         sizes["dp"] = world // prod(size for name, size in sizes.items() if name != "dp")
@@ -108,18 +108,18 @@ def _order(text: str) -> tuple[str, ...]:
     names = tuple(text.split("-"))
     unknown = [name for name in names if name not in WORDS]
     if unknown or len(set(names)) < len(names):
-        raise UsageError(f"order {text!r} is none: give each of tp, cp, ep, dp and pp once, as in"
+        raise UsageError(f"order {text!r} is not valid: give tp, cp, ep, dp and pp once each, as in"
                          " tp-cp-ep-dp-pp, neighbours first")  # fmt: skip
     return names
 
 
-# The three ways to declare a warm-up, of which one holds.
+# The three ways to declare a warm-up, which exclude each other.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
 _CARBON_AND_MONEY = (
     *("grid_g_per_kwh", "market_g_per_kwh", "embodied_kg"),
     *("price_per_gpu_hour", "price_per_kwh"),
 )
-# A figure beside its source: given anew without one, it must not keep that of the figure before.
+# A figure and its source: a new figure without a source must not keep the old figure's source.
 _SOURCED = (
     ("grid_g_per_kwh", "grid_source"),
     ("market_g_per_kwh", "market_source"),
@@ -167,7 +167,7 @@ class Settings:
 
     @property
     def warmups(self) -> tuple[object, ...]:
-        """What is declared of each way to end the warm-up."""
+        """The declared value of each setting of WARMUP; None if not declared."""
         return tuple(getattr(self, name) for name in WARMUP)
 
     @property
@@ -204,10 +204,10 @@ class Settings:
 
     @classmethod
     def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:
-        """Settings with some fields given by name. Raises UsageError for a name there isn't.
+        """Return settings with the fields in `more` replaced. Raises UsageError for unknown names.
 
-        `grid`, a country or region by name, is no field: its figure and source are, as the table
-        has them now, so that a run means the same when it is read beside a later table.
+        `grid`, the name of a country or region, is not stored. Its figure and source are, so that a
+        later version of the table does not change what the run says.
         """
         names = {*(field.name for field in fields(cls)), "grid"}
         unknown = sorted(more.keys() - names)
@@ -265,7 +265,7 @@ def _check_currency(name: object) -> None:
 
 
 def _check_device(name: object) -> None:
-    """Refuse an unknown device before the run, not when it is reported hours later.
+    """Raise UsageError for an unknown device before the run, not in its report hours later.
 
     A stored run may name a device of another machine's table, so it is not checked again.
     """

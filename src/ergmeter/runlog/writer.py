@@ -107,7 +107,7 @@ class _Segment:
         return self._size > 0
 
     def discard(self) -> None:
-        """Remove a file that holds nothing."""
+        """Close and remove a file without any rows."""
         os.close(self._fd)
         self.path.unlink()
 
@@ -152,7 +152,7 @@ class Writer:
         self.directory = run / self.id
         self.dropped_rows = 0
         self.dropped_steps: DroppedSteps | None = None
-        self._marked_steps: DroppedSteps | None = None  # of those, what the last mark holds
+        self._marked_steps: DroppedSteps | None = None  # the count in the last mark
         self.answered_s = time.monotonic()  # when the disk last finished something
         self._segments: dict[tuple[str, str], _Segment] = {}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -350,8 +350,7 @@ def to_parquet(live: Path) -> Path:
 
 
 def _rewrite(live: Path, into: Path) -> None:
-    """In a function of its own: a table that is still around keeps its file mapped, and Windows
-    does not remove such a file."""
+    """Rewrite a stream as Parquet, and unmap it on return: Windows can't remove a mapped file."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415  costs 0.2 s; most short runs never need it
 

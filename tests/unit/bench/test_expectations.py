@@ -31,7 +31,7 @@ def test_a_fact_holds_if_the_run_says_the_same(name: str, value: str | int, held
 def test_a_fact_that_nobody_saw_does_not_hold(name: str) -> None:
     (found,) = check_expectations([Expectation("fact", name, "bf16")], workload=RAN)
     assert not found["held"]
-    assert "does not tell" in found["seen"]
+    assert "does not record" in found["seen"]
 
 
 def test_a_pattern_is_looked_for_in_both_outputs_and_shown(tmp_path: Path) -> None:

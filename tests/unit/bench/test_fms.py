@@ -338,6 +338,6 @@ model_architectures: {org/small: LlamaForCausalLM, org/middle: MistralForCausalL
     assert Counter(cell.scenario for cell in run) == {"full": 16, "adapters": 16}
     skipped = {(cell.settings["model_name_or_path"], cell.skip) for cell in made.cells if cell.skip}
     assert skipped == {
-        ("org/middle", "MistralForCausalLM is not of the architectures LlamaForCausalLM")
+        ("org/middle", "the model is a MistralForCausalLM; the scenario is for LlamaForCausalLM")
     }
     assert len(made.cells) == 40

@@ -263,14 +263,14 @@ def test_without_it_the_cell_runs_and_its_columns_say_why_they_are_empty(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     directory = ran(tmp_path, "print()", nvidia_smi_logger.Query())
     row = results.collect(directory)
-    why = "there is no nvidia-smi on this machine's PATH"
+    why = "nvidia-smi is not on this machine's PATH"
     assert row["status"] == "ok"
     assert row.get("memory_nvidia_mean_bytes") is None
     missing = json.loads(row["missing"])
     columns = ("mean_bytes", "peak_bytes", "devices_bytes", "first_bytes", "ids")
     assert {missing[f"memory_nvidia_{name}"] for name in columns} == {why}
     said = (directory / "runner.log").read_text().splitlines()
-    assert said == [f"exp_0: no log of nvidia-smi: {why}; the cell goes on"]
+    assert said == [f"exp_0: no log of nvidia-smi: {why}; the cell still runs"]
 
 
 @pytest.mark.usefixtures("scripted")
@@ -318,7 +318,7 @@ def test_nvml_stands_in_for_a_log_and_says_so(
     assert row["memory_nvidia_devices_bytes"] == [4 * GB]
     assert row["memory_nvidia_first_bytes"] == [5 * GB]
     assert row["memory_nvidia_from"] == "nvml"
-    assert "there is no nvidia-smi" in row["memory_nvidia_note"]
+    assert "nvidia-smi is not on this" in row["memory_nvidia_note"]
 
 
 @pytest.mark.usefixtures("scripted")
@@ -352,7 +352,7 @@ def test_a_node_without_a_log_leaves_no_peak_of_the_others(tmp_path: Path) -> No
     row = results.collect(directory)
     assert row.get("memory_nvidia_peak_bytes") is None
     why = json.loads(row["missing"])["memory_nvidia_peak_bytes"]
-    assert why == "1 of 2 nodes left a log of nvidia-smi, and the peak may be another's"
+    assert why == "1 of 2 nodes left a log of nvidia-smi, so the peak may be on a node without one"
     # The log of the other comes late: the row that was kept is made anew.
     (directory / "gpu_memory_logs.node1.csv").write_text(text)
     assert results.collect(directory)["memory_nvidia_peak_bytes"] == 2 * BYTES_PER_MIB
@@ -376,7 +376,7 @@ def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"keywords": ("memory.used; rm",)}, "is no keyword of nvidia-smi"),
+        ({"keywords": ("memory.used; rm",)}, "nvidia-smi has no keyword"),
         ({"interval_s": 0.0}, "0.001 to 86400 s; got 0"),
     ],
 )
@@ -408,7 +408,7 @@ def test_devices_are_named_so_that_both_mean_the_same(
     ("variables", "why"),
     [
         # Number 0 is the T4 on the bus and the A100 to CUDA, which knows neither of these two.
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA may number the GPUs here otherwise"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA may number the GPUs here differently"),
         ({"CUDA_VISIBLE_DEVICES": ""}, "shows the cell no GPU"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "shows the cell no GPU"),
     ],

@@ -91,7 +91,7 @@ def test_a_kill_is_the_kernels_and_says_how_sure_that_is(how: dict[str, Any]) ->
     unsure = outcome(code, **how)
     assert unsure.status == "oom"
     assert "OOM killer" in unsure.reason
-    assert "it counted 2" in outcome(code, kernel_kills=2, **how).reason
+    assert "rose by 2" in outcome(code, kernel_kills=2, **how).reason
 
 
 @pytest.mark.parametrize("how", [{"exit_code": -9, "signal": 9}, {"exit_code": -9}])
@@ -157,8 +157,8 @@ def test_a_crash_in_an_import_is_an_error() -> None:
     ("exit_code", "stderr", "reason"),
     [
         (2, "erg: --set takes KEY=VALUE\n\n", "exit code 2: erg: --set takes KEY=VALUE"),
-        (3, "", "exit code 3, and it said nothing"),
-        (-11, "", "ended by SIGSEGV, and it said nothing"),
+        (3, "", "exit code 3, without any output"),
+        (-11, "", "ended by SIGSEGV, without any output"),
     ],
 )
 def test_without_a_traceback_the_last_line_is_the_reason(

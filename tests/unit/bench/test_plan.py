@@ -261,7 +261,9 @@ def test_a_chat_template_and_a_part_of_the_data(tmp_path: Path) -> None:
 
 def test_data_without_the_answers_mark_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     made = data(tmp_path, {"response_template": "ANSWER"}, {})
-    with pytest.raises(FormatError, match="example 1 of the data: its text has no 'ANSWER'"):
+    with pytest.raises(
+        FormatError, match="example 1 of the data: response_template 'ANSWER' is not in its text"
+    ):
         datastage.prepare(made, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
     with pytest.raises(UsageError, match="no data at"):

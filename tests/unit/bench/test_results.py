@@ -361,7 +361,7 @@ def test_cells_that_all_fail_alike_have_their_status_and_are_read_back(tmp_path:
         ("results.json", "[]", "results.json holds no JSON object"),
         ("status.json", '{"status": "ok"', "status.json can't be read: Expecting"),
         ("cell.json", "", "cell.json can't be read: Expecting"),
-        ("cell.json", '{"num_gpus": 2}', "cell.json is no cell: KeyError: 'command'"),
+        ("cell.json", '{"num_gpus": 2}', "cell.json describes no cell: KeyError: 'command'"),
         ("hf/all_results.json", "\x00", "hf/all_results.json can't be read"),
         ("run/run.json", "{", "exp_0/run/run.json: not JSON"),
     ],
@@ -382,7 +382,7 @@ def test_a_damaged_file_of_a_cell_is_named_in_the_report(
     assert f"cell 0: damaged, left out: {row['damaged'][:40]}" in shown
     if name == "status.json":
         assert row["status"] == "error"
-        assert row["reason"] == "its status.json is damaged: how it ended is not known"
+        assert row["reason"] == "status.json is damaged, so the cell's outcome is unknown"
     else:
         assert row["status"] == "ok"
 
@@ -457,10 +457,10 @@ def test_a_cell_of_a_table_may_be_long(tmp_path: Path) -> None:
 def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1, 2]}), path)
-    with pytest.raises(FormatError, match="no table of results: it has no columns id and status"):
+    with pytest.raises(FormatError, match="not a table of results: no columns id and status"):
         load_table(path)
     pq.write_table(pa.table({"id": ["x"], "status": ["ok"], "num_gpus": ["two"]}), path)
-    with pytest.raises(FormatError, match="no Parquet file of results"):
+    with pytest.raises(FormatError, match="not a Parquet file of results"):
         load_table(path)
 
 
@@ -488,7 +488,7 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     text = markdown(report_document(overview(found), name="b"))
     assert "| ok | 4096\\* | - | 2048\\* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
-    assert "cell 2 is not what it says: attention: sdpa" in text
+    assert "cell 2: unmet expectation: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())
     show(report_document(overview(found), name="b"), console)
     assert "3 cells: 2 ok, 1 oom" in console.export_text()

@@ -80,11 +80,11 @@ def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:
     results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3), cell(3, 4)), resume=True)
     before = (out / "plan.json").read_bytes()
     some = results_directory.opened(out, plan(cell(0, 1)), resume=True)
-    said = f"3 further cells of {out} were not asked for and stay as they are (2 not ended)"
+    said = f"3 further cells of {out} were not requested and stay as they are (2 not ended)"
     assert some.warnings == (said,)
     ended(out, 2, 3)
     one = results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3)), resume=True)
-    assert one.warnings == (f"1 further cell of {out} was not asked for and stays as it is",)
+    assert one.warnings == (f"1 further cell of {out} was not requested and stays as it is",)
     assert (out / "plan.json").read_bytes() == before
 
 
@@ -103,7 +103,7 @@ def test_cells_that_differ_in_what_they_run_are_added(out: Path, other: dict[str
     )
     assert taken.warnings == (
         f"2 cells added to {out}: exp_2 to exp_3",
-        f"2 further cells of {out} were not asked for and stay as they are",
+        f"2 further cells of {out} were not requested and stay as they are",
     )
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taking:
         assert taking.stdout is not None
         taking.stdout.readline()
-        with pytest.raises(UsageError, match="another process is taking up"):
+        with pytest.raises(UsageError, match="another process is opening"):
             results_directory.opened(out, plan(cell(0, 3)), resume=True)
         taking.communicate(b"\n")
     assert (out / "plan.json").read_bytes() == before

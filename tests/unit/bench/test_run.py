@@ -52,7 +52,7 @@ def test_more_repeats_and_another_value_are_added_to_what_is_done(erg: Erg, tmp_
     assert dry[1].splitlines()[-1] == "# in this order, with --seed 0: 4"
     code, said, err = erg("bench", "run", path, "--out", out, "--resume")
     assert (code, said.splitlines()[-1]) == (0, "2 of 2 cells ended: 2 ok")
-    assert f"3 further cells of {out} were not asked for and stay as they are" in err
+    assert f"3 further cells of {out} were not requested and stay as they are" in err
     assert attempts(out) == {f"exp_{n}": 1 for n in range(5)}
     assert len(json.loads(erg("bench", "list", out, "--json")[1])) == 5
 
@@ -107,10 +107,10 @@ def test_a_dry_run_is_of_the_gpus_that_it_names(
     words = ("bench", "run", path, "--out", tmp_path / "out", "--dry-run")
     named, here = erg(*words, "--num-gpus", "2"), erg(*words)
     assert named[1].count("accelerate.commands.launch --num_processes=2") == 2
-    note = "as a machine with GPUs starts it; there are none here, where torchrun starts the ranks"
+    note = "shown as with GPUs; this machine has none, so torchrun would start the ranks here"
     assert named[2].splitlines()[-1] == note
     assert "accelerate" not in here[1]
-    assert "there are none here" not in here[2]
+    assert "this machine has none" not in here[2]
     # A setting of two lines is one line of a heading.
     assert named[1].startswith("# exp_0: mine, repeat 1: num_gpus=2, x=a\\nb\n")
 
@@ -124,7 +124,7 @@ def test_a_directory_that_is_a_file_is_refused_by_a_dry_run_too(erg: Erg, tmp_pa
         assert "is a file; --out names a directory" in " ".join(err.split())
     code, _, err = erg("bench", "list", tmp_path / "out")
     assert code == 2
-    assert "out is a file; name the directory of results" in " ".join(err.split())
+    assert "out is a file; give the results directory" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(("given", "asked_s"), [("30m", 1800.0), ("90", 90.0), ("1.5h", 5400.0)])

@@ -582,5 +582,5 @@ class TestOnGpus:
 
     def test_a_cell_with_more_gpus_than_there_are_is_refused(self) -> None:
         launcher = LocalLauncher(LaunchOptions())
-        with pytest.raises(UsageError, match="wants 8 GPUs and this machine shows 4"):
+        with pytest.raises(UsageError, match="needs 8 GPUs, but this machine shows 4"):
             launcher.check([cell(0, "", num_gpus=8)])

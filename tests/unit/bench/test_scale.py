@@ -140,7 +140,7 @@ def test_cells_are_read_with_their_states_one_at_a_time(tmp_path: Path) -> None:
     assert next(found)[0] == next(cells(1))
     assert [cell.index for cell, _ in found] == list(range(1, 12))
     (out / "exp_3" / "cell.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"exp_3/cell\.json is no cell"):
+    with pytest.raises(FormatError, match=r"exp_3/cell\.json describes no cell"):
         list(state.states(out))
     assert list(state.states(tmp_path / "none")) == []
 
@@ -153,7 +153,7 @@ def test_what_is_no_plan_is_said(tmp_path: Path, text: str) -> None:
         BenchPlan.read(path)
     whole = json.dumps(BenchPlan("s", tuple(cells(3))).to_json())
     path.write_text(whole[:-20])
-    with pytest.raises(FormatError, match="is no plan"):
+    with pytest.raises(FormatError, match="is not a plan"):
         BenchPlan.read(path)
     with pytest.raises(FormatError, match="no plan was made here"):
         BenchPlan.read(tmp_path / "none.json")

@@ -121,8 +121,8 @@ def test_further_arguments_are_mapped(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"adam_epsilon": "1e-4"}, "nothing for the argument 'adam_epsilon'"),
-        ({"learning_rat": 1}, "the argument 'learning_rat'; did you mean learning_rate?"),
+        ({"adam_epsilon": "1e-4"}, "no argument 'adam_epsilon'"),
+        ({"learning_rat": 1}, "no argument 'learning_rat'; did you mean learning_rate?"),
         ({"peft_method": "pt"}, "no peft_method 'pt'"),
         ({"torch_dtype": "float16", "bf16": True}, "torch_dtype float16 and bf16"),
         ({"torch_dtype": "bfloat17"}, "did you mean bfloat16?"),
@@ -206,8 +206,8 @@ def test_architectures_limit_a_scenario(tmp_path: Path) -> None:
     cells = plan(written(tmp_path, scenario, model_architectures=known)).cells
     assert [cell.skip for cell in cells] == [
         "",
-        "T5ForConditionalGeneration is not of the architectures LlamaForCausalLM",
-        "MistralForCausalLM is not of the architectures LlamaForCausalLM",
+        "the model is a T5ForConditionalGeneration; the scenario is for LlamaForCausalLM",
+        "the model is a MistralForCausalLM; the scenario is for LlamaForCausalLM",
     ]
 
 
@@ -273,26 +273,29 @@ def test_settings_of_the_whole_file_hold_for_each_scenario_unless_it_says_otherw
         (changed(framework_config=["bnbb"]), "'bnbb' is not known; did you mean bnb?"),
         (changed(framwork_config=["bnb"]), "framwork_config is no key; did you mean framework_con"),
         (changed(repeats=0), "repeats must be 1 or more; got 0"),
-        (changed(timeout="soon"), "timeout must be seconds"),
+        (changed(timeout="soon"), "timeout must be a number of seconds"),
         (changed(slow="yes"), "slow must be true or false; got 'yes'"),
         (changed(launch="acelerate"), "did you mean accelerate?"),
         (changed(axes={"optim": []}), "axes.optim must not be empty; got []"),
         (changed(axes={"num_gpus": ["two"]}), "num_gpus takes whole numbers from 1; got 'two'"),
         (changed(axes={"packing": ["False"]}), "packing takes true and false; got 'False'"),
-        (changed(exclude=[{"num_gpu": 1}]), "'num_gpu' is no setting of it; did you mean num_gpus"),
-        (changed(constraints=["num_gpsu > 1"]), "'num_gpsu' is no setting"),
-        (changed(constraints=["import os"]), "is no condition"),
+        (
+            changed(exclude=[{"num_gpu": 1}]),
+            "'num_gpu' is not one of its settings; did you mean num_gpus",
+        ),
+        (changed(constraints=["num_gpsu > 1"]), "'num_gpsu' is not one of its settings"),
+        (changed(constraints=["import os"]), "is not a valid condition"),
         (changed(expects=[{"pattern": "("}]), "expects[0] pattern '('"),
         (changed(environment={"A": "{num_gpu}"}), "{num_gpu} in the command or environment"),
         (changed(command="python '"), "command"),
         ({"name": "empty"}, "arguments is missing: write `arguments: {}` if there are none"),
         (
             changed(axes={"efective_batch_size": [4]}),
-            "axes: erg train has nothing for 'efective_batch_size'; did you mean effective_batch_s",
+            "axes: erg train has no argument 'efective_batch_size'; did you mean effective_batch_s",
         ),
         (
             changed(expects=[{"atention": "sdpa"}]),
-            "expects 'atention', which no run of erg train tells; did you mean attention?",
+            "expects 'atention', which erg train does not record; did you mean attention?",
         ),
         ({"arguments": {}}, "scenarios[0].name is missing"),
         ([ADAPTERS, ADAPTERS], "there are two of this name"),
@@ -313,7 +316,7 @@ def test_a_model_whose_folder_is_not_here_is_warned_of(tmp_path: Path) -> None:
     models = [str(here), str(gone), "org/name", "builtin:tiny"]
     found = plan(written(tmp_path, arguments(model_name_or_path=models)))
     assert found.warnings == (
-        f"scenario 'adapters': there is no folder {gone} here, which is its model",
+        f"scenario 'adapters': its model, the folder {gone}, does not exist here",
     )
 
 
@@ -335,9 +338,9 @@ def test_a_shortname_of_fms_without_its_list_says_where_the_list_is_looked_for(
     assert "--command sft_trainer" in told
     places = (tmp_path, tmp_path / "../../sample-configurations")
     there = " or ".join(f"{folder}/CONTENTS.yaml" for folder in places)
-    assert f"there is none at {there}: copy it there, or give --contents" in told
+    assert f"which is not at {there}: copy it there, or give --contents" in told
     (tmp_path / "CONTENTS.yaml").write_text("framework_configs: []")
-    assert "there is none at" not in wrong(path, command=command)
+    assert "which is not at" not in wrong(path, command=command)
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:

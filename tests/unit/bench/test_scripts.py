@@ -286,7 +286,7 @@ def test_a_dry_run_shows_what_the_named_machine_runs(
     assert all("response_template=\\n### Response:, " in line for line in heads)
     assert done.stdout.count("-m accelerate.commands.launch") == accelerate
     assert done.stdout.count("-m torch.distributed.run") == (0 if gpus else 2)
-    assert ("there are none here, where torchrun" in done.stderr) == bool(gpus)
+    assert ("this machine has none, so torchrun" in done.stderr) == bool(gpus)
     shipped = SCRIPTS.parent / "scenarios" / "accelerate.yaml"
     assert done.stdout.count(f"--config_file {shipped}") == accelerate
     assert done.stderr.count("fms-hf-tuning") == 1  # which is not here, once for all cells

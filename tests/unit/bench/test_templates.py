@@ -105,7 +105,7 @@ def test_data_that_reaches_no_command_is_refused_and_shared_data_not_made(tmp_pa
     made = plan(path)
     assert made.settings["data"] == []
     assert "training_data_path" not in made.cells[0].settings
-    with pytest.raises(UsageError, match=r"\{training_data_path\} in the command .* nothing"):
+    with pytest.raises(UsageError, match=r"\{training_data_path\} in the command .* not a setting"):
         plan(file(tmp_path, command="run {x} {training_data_path}"))
 
 

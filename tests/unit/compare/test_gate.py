@@ -744,7 +744,7 @@ def test_a_run_without_numbered_trainings_is_named_as_it_is(tmp_path: Path, erg:
     assert code == 2
     assert (
         err
-        == f"erg: no training 2 in {whole}: no trainings are numbered in it; name the run alone\n"
+        == f"erg: no training 2 in {whole}: it has no numbered trainings; leave the number out\n"
     )
 
 

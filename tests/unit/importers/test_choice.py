@@ -85,7 +85,9 @@ def test_an_importer_that_is_no_subclass_of_the_protocol_is_refused(
 ) -> None:
     monkeypatch.setattr(registry, "names", lambda kind: ["theirs"])
     monkeypatch.setattr(registry, "load", lambda kind, name: object)
-    with pytest.raises(PluginError, match=r"'theirs' is no subclass of ergmeter\.ports\.Importer"):
+    with pytest.raises(
+        PluginError, match=r"'theirs' is not a subclass of ergmeter\.ports\.Importer"
+    ):
         make_importers({})
 
 

@@ -63,7 +63,7 @@ def test_a_total_that_falls_while_the_steps_go_on_is_taken_back_and_said_so() ->
     assert [s.tokens_computed for s in steps(records)] == [80, 120, 110, 90, 350, 420, 210, 330]
     _, said = marks(records, "assumed")
     assert "tokens= fell from 500 to 350" in said
-    assert "lines before is wrong" in said
+    assert "earlier lines are wrong" in said
     assert marks(records, "restarted") == []
 
 
@@ -99,7 +99,7 @@ def test_a_line_every_ten_steps_covers_ten_and_says_that_it_multiplied() -> None
     records = live(*[(i, f"step={i * 10} loss=1 tokens_per_step=64") for i in range(4)])
     assert [(s.steps, s.tokens_computed) for s in steps(records)] == [(10, 640)] * 3
     assert len(marks(records, "assumed")) == 1
-    assert "tokens_per_step= taken times the steps" in marks(records, "assumed")[0]
+    assert "tokens_per_step= multiplied by the steps" in marks(records, "assumed")[0]
 
 
 def test_a_rounded_total_makes_no_step_of_no_tokens() -> None:

@@ -107,7 +107,7 @@ def test_a_loss_that_is_a_number_again_is_said_so() -> None:
     log = [(n, f"step={n} loss={'nan' if n in (4, 5, 9) else 2.5}") for n in range(1, 12)]
     assert marks(live(*log), "value_refused") == [
         "loss is not a number (nan) from step 4 on",
-        "loss is a number again from step 6 on; it was none from step 4 on",
+        "loss is finite again from step 6 on; it was not from step 4 on",
     ]
 
 

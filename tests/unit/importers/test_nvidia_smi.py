@@ -198,7 +198,7 @@ def test_a_log_that_names_no_device_is_refused_unless_it_is_said_to_be_of_one(
     energy = summarize(run).readings["energy.run_j"]
     assert isinstance(energy, Reading)
     assert energy.value == pytest.approx(20 * 200)
-    assert any(m.detail.endswith("one device's, as was said") for m in run.marks)
+    assert any(m.detail.endswith("of one device (--one-device)") for m in run.marks)
 
 
 def test_a_serial_number_tells_devices_apart(tmp_path: Path) -> None:

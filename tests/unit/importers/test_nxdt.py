@@ -154,7 +154,7 @@ def test_totals_that_are_printed_to_three_digits_give_way_to_what_a_step_held_be
     assert "consumed_samples=1.02e+5" in lines[4]
     records = from_file(NXDT, *lines)
     assert {s.samples for s in steps(records)} == {2048}
-    assert "samples are steps times the 2048 of a step" in " ".join(marks(records, "assumed"))
+    assert "samples are steps times 2048, the samples" in " ".join(marks(records, "assumed"))
 
 
 def test_the_time_of_a_bar_that_begins_again_with_each_epoch_goes_on() -> None:

@@ -169,12 +169,14 @@ def test_the_first_step_that_says_how_long_it_took_is_not_said_to_start_the_cloc
     tmp_path: Path,
 ) -> None:
     timed = read(tmp_path, *[f"step_time: {s}" for s in (180, 30, 30, 30)]).last.steady()
-    assert (timed.first, timed.rule) == (1, "the first row left out: its steps hold the compile")
+    assert (timed.first, timed.rule) == (1, "the first row left out: its steps include compilation")
     stamped = [f"2026-01-01 10:00:0{n} step={n} loss=2" for n in range(4)]
     rates = read(tmp_path, "throughput: 2.0", "throughput: 2.5").last.steady()
     assert rates.rule == timed.rule
     rule = read(tmp_path, *stamped).last.steady().rule
-    assert rule.startswith("the first row left out: it only starts the clock, and its steps hold")
+    assert rule.startswith(
+        "the first row left out: it only starts the clock, and its steps include"
+    )
 
 
 def test_a_step_time_or_a_rate_of_0_is_refused_and_that_is_said(tmp_path: Path) -> None:

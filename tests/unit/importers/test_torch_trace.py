@@ -140,8 +140,8 @@ KERNEL = '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", '
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"traceEvents": [\n{"ph": "X", "ts": 1', "half way"),
-        ('{"traceEvents"', "half way"),
+        ('{"traceEvents": [\n{"ph": "X", "ts": 1', "truncated"),
+        ('{"traceEvents"', "truncated"),
         ('{"traceEvents": []}', "neither kernels"),
         ('{"traceEvents": null}', "traceEvents is null"),
         ('{"traceEvents": {"a": [1]}}', "traceEvents is an object"),

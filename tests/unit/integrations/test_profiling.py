@@ -152,7 +152,7 @@ def nothing(_self: Any, path: str) -> None:
     ("method", "does", "said"),
     [
         ("export_chrome_trace", full_disk, "No space left"),
-        ("export_chrome_trace", half, "half way"),
+        ("export_chrome_trace", half, "truncated"),
         ("export_chrome_trace", nothing, "FileNotFoundError"),
         ("prepare_trace", lambda _: 1 / 0, "ZeroDivisionError"),
         ("start_trace", lambda _: 1 / 0, "ZeroDivisionError"),

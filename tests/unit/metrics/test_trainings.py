@@ -64,7 +64,7 @@ def test_a_training_there_is_not_is_refused_with_how_many_there_are(tmp_path: Pa
         Run.open(run).training(2)
     other = make_run(tmp_path / "other")
     add_writer(other, steps=even_steps(1))
-    with pytest.raises(UsageError, match="no trainings are numbered in it"):
+    with pytest.raises(UsageError, match="it has no numbered trainings"):
         Run.open(other).training(1)
 
 

@@ -25,8 +25,8 @@ def test_where_no_python_loaded_the_hook_the_options_that_keep_it_out_are_named(
     tmp_path: Path,
 ) -> None:
     said = hook.why_no_steps(tmp_path)
-    assert said.startswith("no Python that loads the hook was started by it")
-    assert "one with -I, -E or -S does not: run it without" in said
+    assert said.startswith("it started no Python that loads the hook")
+    assert "Python with -I, -E or -S does not: remove that option" in said
 
 
 def test_a_python_without_ergmeter_is_named_with_the_cure(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_python_that_is_too_old_is_not_told_to_install_anything(tmp_path: Path
 
 def test_of_several_pythons_one_that_has_torch_says_more(tmp_path: Path) -> None:
     announced(tmp_path, python(ergmeter="no"), python("torch"), python())
-    assert hook.why_no_steps(tmp_path) == "no optimizer of torch stepped in it"
+    assert hook.why_no_steps(tmp_path) == "no torch optimizer stepped in it"
 
 
 def test_a_hook_that_failed_says_so(tmp_path: Path) -> None:

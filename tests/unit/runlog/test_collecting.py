@@ -115,7 +115,8 @@ def test_files_that_were_put_into_a_copy_stay_when_it_is_brought_up_to_date(tmp_
     add_writer(run, steps=even_steps(3))
     (outcome,) = collect(str(tmp_path / "a"), into)
     assert outcome.message == (
-        "brought up to date; what had been put into the copy is still there: report.html and 1 more"
+        "brought up to date; files that were added to the copy are still there: report.html"
+        " and 1 more"
     )
     assert (copy / "plots" / "power.svg").read_text() == "<svg/>"
     assert (copy / "report.html").read_text() == "a page"
@@ -172,7 +173,7 @@ def test_a_copy_that_is_damaged_is_not_taken(
 
     monkeypatch.setattr(shutil, "copytree", damaged)
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert "the copy is not whole" in outcome.message
+    assert "the copy is incomplete" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
 
 
@@ -305,7 +306,7 @@ def test_a_machine_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None
 
 
 def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no directory here"):
+    with pytest.raises(UsageError, match="is neither a directory here"):
         collect(str(tmp_path / "nowhere"), tmp_path / "all")
     assert not (tmp_path / "all").exists()
 

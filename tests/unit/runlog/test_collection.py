@@ -55,7 +55,7 @@ def test_a_note_has_its_time_and_the_run_stays_as_it_was(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 41, "<b>", "../up"])
 def test_what_is_no_tag_is_refused(tmp_path: Path, bad: str) -> None:
-    with pytest.raises(UsageError, match="is no tag"):
+    with pytest.raises(UsageError, match="can't be a tag"):
         labels.tag(run_made(tmp_path, "a"), add=[bad])
 
 

@@ -32,49 +32,49 @@ from ergmeter.compare.entry import FAILED
 from ergmeter.errors import ErgmeterError
 
 POLL_S = 0.2
-_ENDED_BY_US = "it was ended by SIGTERM"  # as its runner has it
+_ENDED_BY_US = "it was ended by SIGTERM"  # as the runner words it
 _END_S = 60.0  # longer than a runner gives its cell to end
 
 
 @dataclass
 class BenchProgress:
-    """How far a bench is: what a view shows."""
+    """The progress of a bench, for views."""
 
     plan: BenchPlan
     states: dict[int, state.CellState] = field(default_factory=dict)
     at_once: int = 1
     cool_down_s: float = 0.0  # after each cell
-    rests_s: float = 0.0  # what is left of it now, where it is all that is waited for
+    rests_s: float = 0.0  # the rest of the present pause, if nothing else is waited for
 
     @property
     def counts(self) -> Counter[Status]:
-        """How many cells are in each status."""
+        """The number of cells in each status."""
         return Counter(self.states[cell.index].status for cell in self.plan.cells)
 
     @property
     def broken(self) -> int:
-        """How many ended well and are not what their scenario claims of them."""
+        """The number of cells with an unmet expectation."""
         return sum(bool(self.states[cell.index].broken) for cell in self.plan.cells)
 
     @property
     def failed(self) -> list[tuple[Cell, state.CellState]]:
-        """The cells that did not end well, and those that did and are not what they claim."""
+        """The cells that failed, and those with an unmet expectation, with their states."""
         both = [(cell, self.states[cell.index]) for cell in self.plan.cells]
         return [(cell, now) for cell, now in both if now.status in FAILED or now.broken]
 
     @property
     def running(self) -> list[Cell]:
-        """The cells that are at work now."""
+        """The cells that are running now."""
         return [cell for cell in self.plan.cells if self.states[cell.index].status == "running"]
 
     @property
     def left(self) -> int:
-        """How many have not ended."""
+        """The number of cells that have not ended."""
         return sum(not self.states[cell.index].is_final for cell in self.plan.cells)
 
     @property
     def eta_s(self) -> float | None:
-        """How long the rest may take, by those that ended; None before the first."""
+        """Estimated time for the remaining cells, by those that ended; None before the first."""
         took = [state.lasted_s for state in self.states.values() if state.is_final]
         durations_s = [seconds for seconds in took if seconds is not None]
         if not durations_s:
@@ -95,7 +95,7 @@ def order(cells: Iterable[Cell], *, seed: int) -> Iterator[Cell]:
 def prepare(
     out: Path, plan: BenchPlan, *, at_once: int = 1, cool_down_s: float = 0.0
 ) -> BenchProgress:
-    """Give every cell its directory; those that constraints leave out get their status now."""
+    """Create every cell's directory; mark cells that a constraint leaves out as skipped."""
     progress = BenchProgress(plan, at_once=at_once, cool_down_s=cool_down_s)
     for cell in plan.cells:
         directory = state.directory_of(out, cell)
@@ -111,7 +111,7 @@ def prepare(
 
 
 def reopened(out: Path, progress: BenchProgress, statuses: Collection[str]) -> None:
-    """Have cells that ended with one of these statuses run again; their output is put aside."""
+    """Set cells with one of these statuses to pending, so that they run again."""
     for cell in progress.plan.cells:
         cell_state = progress.states[cell.index]
         if cell_state.status in statuses:
@@ -142,9 +142,9 @@ def drive(
     launcher: Launcher,
     tell: Callable[[BenchProgress], None],
 ) -> bool:
-    """Have the cells run and watch them. Whether all was done; False if it was interrupted.
+    """Run the cells and watch them. Returns True if all have ended, False if interrupted.
 
-    ErgmeterError if the directory is moved or deleted meanwhile: the cells have its old path.
+    Raises ErgmeterError if the directory is moved or deleted: the cells have its old path.
     """
     earlier = {cell.index for cell in progress.running}
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
@@ -183,7 +183,7 @@ def drive(
 
 
 def _named_by(number: int, directory: Path) -> state.CellState:
-    """A cell's state that names what a person did; its runner knows of a SIGTERM alone."""
+    """Name the signal to the driver in a cancelled cell's state: its runner saw a SIGTERM only."""
     cell_state = state.read(directory)
     if cell_state.status == "cancelled" and cell_state.reason == _ENDED_BY_US:
         by = "Ctrl-C" if number == signal.SIGINT else "a SIGTERM to the driver"
@@ -193,7 +193,7 @@ def _named_by(number: int, directory: Path) -> state.CellState:
 
 
 def _looked_at(out: Path, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:
-    """Read a cell's state again. True if it has ended and no process holds it."""
+    """Read a cell's state again. True if it has ended and no process works on it."""
     directory = state.directory_of(out, cell)
     cell_state = state.read(directory)
     has_ended = not is_held and not state.is_worked_on(directory, cell_state)
@@ -201,14 +201,14 @@ def _looked_at(out: Path, progress: BenchProgress, cell: Cell, *, is_held: bool)
         has_ended = _write_off(directory)
         cell_state = state.read(directory)
     if is_held and cell_state.status == "cancelled":
-        # Of the attempt before: its runner has not come as far as to say that it is at it again.
+        # The status of the attempt before: the new runner has not written its own yet.
         cell_state = replace(cell_state, status="pending", reason="")
     progress.states[cell.index] = cell_state
     return has_ended
 
 
 def _write_off(directory: Path) -> bool:
-    """End a cell that no process works on. False if a process does after all."""
+    """Mark a cell that no process works on as cancelled. False if a process does after all."""
     # SLURM's launcher leaves the job's id there, and what submitit says in a folder of its own.
     job, logs = directory / "job", directory.parent / "slurm"
     why = f" (see the job's log in {logs})" if job.exists() and logs.is_dir() else ""
@@ -241,12 +241,12 @@ def _end_here(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DurationEstimate:
-    """Seconds for a plan's cells one after the other, and of how many cells they are known."""
+    """Estimated seconds for a plan's cells one by one, and how many cells have which estimate."""
 
     total_s: float
     measured: int  # cells whose configuration has run before
-    alike: int  # cells of whose scenario another one has
-    given: int  # cells that take what the caller says
+    alike: int  # cells whose scenario has run in another configuration
+    given: int  # cells with the caller's estimate
     unknown: int
     skipped: int
 
@@ -257,7 +257,7 @@ def estimate_duration(
     *,
     seconds_a_cell: float | None = None,
 ) -> DurationEstimate:
-    """The time of all cells that are not skipped. `durations_s`: those of `known_durations`."""
+    """Estimate the time of all cells that are not skipped. `durations_s`: `known_durations`'."""
     counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
     total_s = 0.0
     for cell in plan.cells:

@@ -33,32 +33,32 @@ from ergmeter.runlog.identity import redacted
 _Item = TypeVar("_Item")
 HIDDEN = "(hidden)"
 HIDDEN_PREFIX = "ERGMETER_HIDDEN_"
-# TOKENIZERS_PARALLELISM is none, nor is GIT_AUTHOR_NAME.
+# TOKENIZERS_PARALLELISM and GIT_AUTHOR_NAME are no secrets.
 _KEY = re.compile(r"key|token(?!i[sz])|auth(?!or(?!i[sz]))|session", re.IGNORECASE)
 _PASSWORD = re.compile(r"secret|passw|passphrase|cred|cookie", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"[\d.eE+-]{1,12}|true|false|yes|no|none|\{\w+\}", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # who signs in, and how
-# Among arguments `pad_token` and `label_key` are none: just names that are of keys alone.
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # user and password
+# Arguments such as `pad_token` and `label_key` are no secrets: only names that mean a key alone.
 _ARGUMENT = re.compile(
     r"(?:^|[._-])(?:hub|hf|access|auth|api|bearer|private|secret)[_-]?(?:token|key)$|(?:^|\.)token$"
     r"|secret|passw|passphrase|credential",
     re.IGNORECASE,
 )
 
-# As those begin that are given out: Hugging Face, GitHub, GitLab, AWS, Slack; and OpenAI and its
-# like, whose `sk-` begins names too, but not with so much by chance in one piece.
+# Prefixes of issued keys: Hugging Face, GitHub, GitLab, AWS, Slack; and `sk-` of OpenAI and others,
+# which other names begin with too, but without so long a random part.
 _ISSUED = re.compile(
     r"\b(?:(hf_|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
     r"|(sk-)[\w-]*?(?=[A-Za-z]*\d)[A-Za-z\d]{16,})"
 )
-# An option or a variable with its value, unless a shell puts that in.
+# An option or a variable with its value, unless the value is a shell variable.
 _ASSIGNMENT = re.compile(
     r"(?<!\S)(--?[A-Za-z_][\w.-]*(?:=| (?!-))|[A-Z_][A-Z\d_]*=)(?=([^\s$]\S*))"
 )
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable is not to be written down: by its name, or an address with a password."""
+    """True if a variable must not be stored: by its name, or as an address with a password."""
     return _is_named(name, value) or bool(_IN_ADDRESS.search(value))
 
 
@@ -67,12 +67,12 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """A variable's value as it may be written down."""
+    """Return a variable's value with secrets masked."""
     return "***" if _is_named(name, value) else _IN_ADDRESS.sub("***@", value)
 
 
 def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Iterator[str]:
-    """What there is against settings: keys, which stand in the plan and in every table."""
+    """Yield a message for each setting that looks like a secret: plan and tables store settings."""
     for key, value in settings.items():
         name = f"{within}{key}"
         parts = value if isinstance(value, list | tuple) else [value]
@@ -88,7 +88,7 @@ def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Itera
 
 
 def secrets_in_command(words: Iterable[str]) -> Iterator[str]:
-    """What in a command looks like a key: how it begins, and never all of it."""
+    """Yield the beginning, never all, of each part of a command that looks like a key."""
     text = " ".join(" ".join(words).split())  # a word may be a line for a shell
     for named, value in _ASSIGNMENT.findall(text):
         name = named[:-1].lstrip("-")
@@ -112,27 +112,27 @@ def secret_warning(words: Iterable[str], *, scenario: str) -> str:
 
 
 def secret_variables(environment: Mapping[str, str], *, scenario: str) -> dict[str, str]:
-    """A scenario's keys, by the variables in which they are handed on."""
+    """Return a scenario's keys, by the names of the variables that pass them to its cells."""
     keys = {name: value for name, value in environment.items() if is_secret(name, value)}
     return {_hidden_variable(scenario, name): value for name, value in keys.items()}
 
 
 def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:
-    """The cell's own variables, keys with their values, of what is in the environment around."""
+    """Return a cell's own variables; hidden keys get their values from the environment `around`."""
     variables = dict(cell.environment)
     for name in [name for name, value in variables.items() if value == HIDDEN]:
         handed_on = around.get(_hidden_variable(cell.scenario, name), around.get(name))
         if handed_on is None:
             raise UsageError(
-                f"{name} of scenario {cell.scenario!r} is a key, which is not kept in the plan,"
-                f" and nothing hands it to this process: set {name} where cells start"
+                f"{name} of scenario {cell.scenario!r} is a key, which the plan does not store,"
+                f" and this process does not have it: set {name} where cells start"
             )
         variables[name] = handed_on
     return variables
 
 
 def _hidden_variable(scenario: str, name: str) -> str:
-    """Two scenarios may have different keys under one name."""
+    """Name the variable that passes on a key; scenarios may have different keys of one name."""
     return f"{HIDDEN_PREFIX}{hashlib.sha256(scenario.encode()).hexdigest()[:8]}_{name}"
 
 
@@ -145,9 +145,9 @@ _NOT_INHERITED = (
 
 @dataclass(frozen=True, slots=True)
 class PendingCells:
-    """The cells that a launcher still has, by index: not started yet, and started.
+    """The indexes of a launcher's cells that have not ended: waiting to start, and running.
 
-    `rests_s`: for so long it starts none, since devices cool down; 0 where another reason holds.
+    `rests_s`: how long no cell starts because devices cool down; else 0.
     """
 
     waiting: set[int]
@@ -156,72 +156,72 @@ class PendingCells:
 
 
 class Launcher(Protocol):
-    """Runs cells, each by `ergmeter.bench.execute.runner`, and reports which it still has.
+    """Runs cells, each by `ergmeter.bench.execute.runner`, and reports which have not ended.
 
-    Constructed with Options. What became of a cell is in its status.json and nowhere else.
+    Constructed with LaunchOptions. A cell's outcome is in its status.json and nowhere else.
     """
 
     name: str
-    waits: bool  # until cells that an earlier driver left running have ended: it can't place them
+    waits: bool  # starts nothing until cells that an earlier driver started have ended
 
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:
-        """Raise UsageError for what can't be run here, before anything is made or started.
+        """Raise UsageError if cells can't run here, before anything is created or started.
 
-        `own`: processes of cells that an earlier driver left running.
+        `own`: PIDs of cells that an earlier driver left running.
         """
 
     def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Hold these cells too, which an earlier driver had started, where it can."""
+        """Also track these cells, which an earlier driver started, if the launcher can."""
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Take these cells, to be started in this order as there is room."""
+        """Queue these cells: they start in this order when there is room."""
 
     def poll(self) -> PendingCells:
-        """Start what can be started; where the cells are that it still has."""
+        """Start the cells that can start; return those that have not ended."""
 
     def cancel(self) -> None:
-        """End what runs, forget what waits, and return when the cells have ended."""
+        """Stop the running cells and drop the waiting ones; return when all have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user asked of a launcher; each takes what concerns it."""
+    """The user's options for launchers; a launcher uses those that apply to it."""
 
     jobs: int = 1
     cool_down_s: float = 0.0
     allow_busy: bool = False
-    given: Mapping[str, str] = field(default_factory=dict)  # for a scheduler, by its own names
+    given: Mapping[str, str] = field(default_factory=dict)  # a scheduler's own options
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOfCell:
-    """Which of a cell's nodes this is, and where the ranks of all of them meet."""
+    """Which of a cell's nodes this is, and the address at which the ranks of all nodes meet."""
 
     number: int
     nodes: int
-    address: str = "NODE0"  # until it is known, for people
+    address: str = "NODE0"  # a placeholder to print until the address is known
     port: int = 0
-    token: str = "cell"  # of this launch: no other has it
+    token: str = "cell"  # unique to this launch
 
     @property
     def suffix(self) -> str:
-        """What the names of this node's files have; nothing where it is the only one."""
+        """The suffix of this node's file names; empty if the cell has a single node."""
         return f".node{self.number}" if self.nodes > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """All that starting a cell takes: its words, its environment, the files it reads."""
+    """What it takes to start a cell: its command, its environment and the files it reads."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
-    own: Mapping[str, str]  # what of the environment is the cell's own
+    own: Mapping[str, str]  # variables of `environment` that the scenario sets
     files: Mapping[str, str]
-    remark: str = ""  # for who repeats it by hand
+    remark: str = ""  # a comment in the script that repeats the cell
 
 
 def check_nodes(cell: Cell) -> None:
-    """Refuse a cell of several nodes that would not be one training, or not be one run."""
+    """Raise UsageError if a cell of several nodes would not be one training in one run."""
     if cell.nodes < 2:
         return
     begins = f"{cell.scenario}: a cell on {cell.nodes} nodes"
@@ -239,13 +239,13 @@ def _names_run(cell: Cell) -> bool:
 
 
 def start(cell: Cell, directory: Path, *, has_gpus: bool, node: NodeOfCell | None = None) -> Start:
-    """How a cell starts on this machine, as one of its nodes."""
+    """Return the command, environment and files that start this node's part of a cell."""
     check_nodes(cell)
     node = node or NodeOfCell(0, cell.nodes)
     node = replace(node, port=node.port or free_port())
     filled = cell.filled(directory, port=node.port)
     words = [*_ranks(filled, node, has_gpus=has_gpus), *filled.command]
-    if cell.command[1:4] == ("-m", "ergmeter", "train"):  # which the bench judges and ends itself
+    if cell.command[1:4] == ("-m", "ergmeter", "train"):  # the bench checks it itself
         words.append("--anyway")
     if not _names_run(cell):
         run = str(directory / "run")
@@ -262,7 +262,10 @@ def start(cell: Cell, directory: Path, *, has_gpus: bool, node: NodeOfCell | Non
 
 
 def runner_words(directory: str, *, number: int = 0, nodes: int = 1, token: str = "") -> list[str]:
-    """What a launcher starts for a cell, or on each of its nodes with one token for all."""
+    """Return the command that a launcher starts for a cell, or for node `number` of it.
+
+    `token`: the same for all nodes of one launch.
+    """
     module = "ergmeter.bench.execute.node_worker" if number else "ergmeter.bench.execute.runner"
     words = [sys.executable, "-m", module, directory]
     words += ["--meeting", token] if nodes > 1 else []
@@ -270,14 +273,14 @@ def runner_words(directory: str, *, number: int = 0, nodes: int = 1, token: str 
 
 
 def free_port() -> int:
-    """A free port: cells that run at once must not share one."""
+    """Return a free port: cells that run at the same time must not share one."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
 def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
-    """What starts the ranks of a cell, in front of what each of them runs.
+    """Return the words that start a cell's ranks, to put before the command of a rank.
 
     It ends with `--`: argparse would take a rank's `--r` for a short form of torchrun's --rdzv-id.
     """
@@ -312,8 +315,8 @@ def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
 def _machines(cell: Cell, node: NodeOfCell) -> list[str]:
     """accelerate's options for several nodes.
 
-    With one GPU on each it takes every node for a training of its own, unless it is told that there
-    are several GPUs, or a configuration says how they train together.
+    With one GPU per node, accelerate runs a separate training on each node, unless --multi_gpu or a
+    configuration file says otherwise.
     """
     return [
         *(f"--num_machines={cell.nodes}", f"--machine_rank={node.number}"),
@@ -322,8 +325,8 @@ def _machines(cell: Cell, node: NodeOfCell) -> list[str]:
     ]
 
 
-# What changes how a training runs, by how the name begins. The rest of an environment is nobody's
-# business: it may hold anything.
+# Prefixes of variables that change how a training runs. Other variables are not stored: they may
+# hold anything.
 _TELLING = (
     *("CUDA", "NCCL", "GLOO", "NVIDIA", "ROCR", "HIP", "HSA", "XLA", "NEURON", "OMP", "MKL", "KMP"),
     *("TORCH", "PYTORCH", "TRANSFORMERS", "TOKENIZERS", "ACCELERATE", "ACCELERATION", "FSDP"),
@@ -334,12 +337,12 @@ _TELLING = (
 
 
 def noted(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables as they may be written down: without the values that look like keys."""
+    """Return the variables, sorted by name, with secrets masked."""
     return {name: masked(name, value) for name, value in sorted(variables.items())}
 
 
 def launch_environment(how: Start) -> dict[str, str]:
-    """Of a cell's environment, what changes how it runs, and what its scenario sets."""
+    """The variables that the scenario sets or that change how a cell runs, with secrets masked."""
     there = how.environment.items()
     return noted({n: v for n, v in there if n in how.own or n.startswith(_TELLING)})
 
@@ -354,7 +357,7 @@ _PLACED = (
 def script(how: Start, *, where: Path) -> str:
     """The command as a shell script, to run the cell again by hand.
 
-    A key is not exported: what stands for it would take the place of the one that is set.
+    A key is not exported: its placeholder would replace the real value in the user's shell.
     """
     placed = {name: how.environment[name] for name in _PLACED if name in how.environment}
     exports = [
@@ -369,7 +372,7 @@ def script(how: Start, *, where: Path) -> str:
 
 
 def command_line(how: Start) -> str:
-    """The same in one line, for people."""
+    """Return the scenario's variables and the command in one line, with secrets masked."""
     own = [f"{name}={shlex.quote(value)}" for name, value in sorted(noted(how.own).items())]
     return " ".join([*own, shlex.join(redacted(how.words))])
 
@@ -378,14 +381,14 @@ COOL_DOWN_S = 15.0
 
 
 def cool_down_s(asked_s: float | None) -> float:
-    """How long devices rest between two cells: as asked, else so long where there are GPUs."""
+    """The pause between two cells: `asked_s`, else 15 s if this machine has GPUs, else none."""
     if asked_s is not None:
         return asked_s
     return COOL_DOWN_S if gpus_here() else 0.0
 
 
 def nvml_list(query: Callable[[], list[_Item]]) -> list[_Item]:
-    """What NVML answers; nothing where it can't be asked."""
+    """Return the list that an NVML query returns; empty if NVML fails."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -401,7 +404,7 @@ def nvml_list(query: Callable[[], list[_Item]]) -> list[_Item]:
 def gpus_here() -> list[str]:
     """The GPUs that a process of ours may use, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
 
-    A list that is set is taken as it is; otherwise they are those that NVML counts.
+    The variable is used as it is; if it is not set, the result is all GPUs that NVML counts.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
@@ -411,18 +414,18 @@ def gpus_here() -> list[str]:
 
 
 def dry_run_gpus(cells: Iterable[Cell], *, on_gpus: bool) -> tuple[bool, list[str]]:
-    """Whether a dry run shows what a machine with GPUs starts, and a note if that differs here.
+    """Return whether a dry run shows commands as with GPUs, and a note if that differs from here.
 
-    `on_gpus`: the caller named a number of GPUs; otherwise it is as on this machine.
+    `on_gpus`: the user gave a number of GPUs; otherwise commands are shown as on this machine.
     """
     has_gpus = bool(gpus_here())
-    note = "as a machine with GPUs starts it; there are none here, where torchrun starts the ranks"
+    note = "shown as with GPUs; this machine has none, so torchrun would start the ranks here"
     differs = on_gpus and not has_gpus and any(cell.launch == "accelerate" for cell in cells)
     return has_gpus or on_gpus, [note] if differs else []
 
 
 def strangers(gpus: Sequence[str], *, own: Collection[int] = ()) -> list[str]:
-    """Who else computes on these GPUs: "process 123 (python) on GPU 0", as NVML sees it."""
+    """Other processes on these GPUs by NVML, each as "process 123 (python) on GPU 0"."""
 
     def name(pid: int) -> str:
         try:

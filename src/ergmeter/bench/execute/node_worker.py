@@ -62,7 +62,7 @@ class Wire:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def heard(self, wait_s: float) -> dict[str, Any] | None:
-        """The next line, if one comes in that time; what is no JSON closes the connection."""
+        """The next message; None after `wait_s` without one. Invalid JSON closes the connection."""
         until_s = time.monotonic() + wait_s
         while b"\n" not in self._left and not self.is_closed:
             try:
@@ -90,7 +90,7 @@ class Wire:
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.is_closed = True
         self._connection.close()
 
@@ -106,7 +106,7 @@ class _Other:
 
 
 class Rendezvous:
-    """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
+    """The first node's side: gathers the other nodes, starts their ranks and follows them."""
 
     def __init__(self, directory: Path, *, token: str, nodes: int) -> None:
         self._directory, self._token, self._nodes = directory, token, nodes
@@ -121,11 +121,11 @@ class Rendezvous:
 
     @property
     def hosts(self) -> list[str]:
-        """Of all nodes, in order."""
+        """The host names of all nodes, in order."""
         return [socket.gethostname(), *(other.host for _, other in sorted(self._others.items()))]
 
     def gathered(self, beat: Callable[[], None]) -> launching.NodeOfCell:
-        """Wait for the other nodes and return where ranks meet; Cancelled if one is missing."""
+        """Wait for all nodes; return where the ranks meet. Raises Cancelled if one is missing."""
         until_s = time.monotonic() + MEET_S
         while len(self._others) < self._nodes - 1:
             beat()
@@ -149,7 +149,7 @@ class Rendezvous:
         wire.send({"token": self._token})
         message = wire.heard(_ANSWER_S) or {}
         if message.get("secret") != self._secret or "node" not in message:
-            wire.close()  # one who tries an address, or a stranger
+            wire.close()  # a node that tests an address, or a stranger
             return
         self._others[int(message["node"])] = _Other(
             wire, str(message["host"]), list(message["reached"])
@@ -161,7 +161,7 @@ class Rendezvous:
             other.wire.send({"address": at.address, "port": at.port})
 
     def codes(self) -> list[int | None]:
-        """How the others ended, by number; None for those at work. Raises what one met with."""
+        """Exit codes of the other nodes; None for running ones. Raises what a node reports."""
         for number, other in sorted(self._others.items()):
             if other.report is None:
                 other.report = other.wire.heard(0.0)
@@ -181,7 +181,7 @@ class Rendezvous:
         ]
 
     def close(self) -> None:
-        """End what still runs elsewhere, and wait for it: nothing of a cell outlives its status."""
+        """End the ranks of the other nodes and wait: none may outlive the cell's status."""
         with suppress(FileNotFoundError):
             call_off(self._directory, token=self._token)
         for other in self._others.values():
@@ -200,7 +200,7 @@ def call_off(directory: Path, *, token: str) -> None:
 
 
 def _listening() -> socket.socket:
-    """At a port of all addresses, of both kinds where the system has both."""
+    """Listen at a free port of all addresses, IPv6 and IPv4 if the system has both."""
     try:
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     except (OSError, ValueError):
@@ -208,7 +208,7 @@ def _listening() -> socket.socket:
 
 
 def _own_addresses() -> list[str]:
-    """By what this machine may be known to others, the best first; itself by the last."""
+    """Names and addresses by which other nodes may reach this one, the best first."""
     addresses = [
         address.address
         for _, listed in sorted(psutil.net_if_addrs().items())
@@ -221,9 +221,9 @@ def _own_addresses() -> list[str]:
 def join_first_node(
     directory: Path, *, token: str, number: int, nodes: int
 ) -> tuple[Wire, launching.NodeOfCell] | None:
-    """Connect to the first node, and return where the ranks meet.
+    """Connect to the first node; return the connection and the ranks' rendezvous address.
 
-    None if there is nothing to do. The wire closes when this node's part is to end.
+    None if the cell is over or called off. The first node closes the connection to end this part.
     """
     until_s = time.monotonic() + MEET_S
     while time.monotonic() < until_s:
@@ -242,7 +242,7 @@ def join_first_node(
 
 
 def _begun(wire: Wire, waiting: launching.NodeOfCell) -> tuple[Wire, launching.NodeOfCell] | None:
-    """Where the ranks meet, once all have come; None if it was called off."""
+    """Wait for all nodes; return the wire and where the ranks meet, or None if called off."""
     while not wire.is_closed:
         message = wire.heard(_ANSWER_S)
         if message is not None:
@@ -259,7 +259,7 @@ def _answers(address: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _called(address: str, facts: Mapping[str, Any]) -> Wire | None:
-    """A connection, if it is the first node of this launch that answers there."""
+    """Connect to an address; None unless the first node of this launch answers there."""
     try:
         wire = Wire(socket.create_connection((address, facts["port"]), timeout=_ANSWER_S))
     except OSError:
@@ -299,7 +299,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
 
 
 def _execute(cell: Cell, directory: Path, wire: Wire, node: launching.NodeOfCell) -> int:
-    """Run this node's ranks. The exit code; -1 where the first node ended them."""
+    """Run this node's ranks; return the exit code, or -1 if the first node ended them."""
     how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
     with process.begun(how, directory, suffix=node.suffix) as child:
         write_json(directory / f"started.node{node.number}.json", asdict(Process.of(child.pid)))
@@ -317,7 +317,7 @@ def main(arguments: list[str]) -> int:
     asked = argparse.ArgumentParser()
     asked.add_argument("directory", type=Path)
     asked.add_argument("--meeting", required=True, help="the token of the launch")
-    asked.add_argument("--node", type=int, required=True, help="its number, from 1")
+    asked.add_argument("--node", type=int, required=True, help="the node's number, from 1")
     options = asked.parse_args(arguments)
     process.cancel_on_signals()
     process.adopt_orphans()

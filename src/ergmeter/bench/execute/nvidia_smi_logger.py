@@ -1,8 +1,8 @@
-"""Starts and ends a process of `nvidia-smi` beside a cell that logs its devices' memory.
+"""Runs `nvidia-smi` beside a cell, to log the memory of the cell's GPUs.
 
-The log has a reading before the cell begins, as the memory in use before. The process ends with the
-cell, however that ends, and by the kernel if the runner is killed. It is requested once for a
-directory of results, in a file there, because cells run in processes of their own.
+The log's first reading is from before the cell: the memory in use by others. The process ends with
+the cell; if the runner is killed, the kernel ends it. Logging is switched on for a results
+directory, in a file there, because cells run in separate processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 
 PROGRAM = "nvidia-smi"
-ASKED = "nvidia_smi.json"  # in that of the results
+ASKED = "nvidia_smi.json"  # in the results directory
 KEYWORDS = ("timestamp", "name", "index", "memory.used")  # FMS's, as is its interval
 INTERVAL_S = 1.0
 _NEEDED = ("index", "memory.used")
@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is logged, and how often. `index` and `memory.used` are added where they lack."""
+    """What nvidia-smi logs, and how often. `index` and `memory.used` are always added."""
 
     keywords: tuple[str, ...] = KEYWORDS
     interval_s: float = INTERVAL_S
@@ -53,7 +53,7 @@ class Query:
         for word in self.keywords:
             if not _KEYWORD.fullmatch(word):
                 raise UsageError(
-                    f"{word!r} is no keyword of {PROGRAM}; `{PROGRAM} --help-query-gpu` lists them"
+                    f"{PROGRAM} has no keyword {word!r}; `{PROGRAM} --help-query-gpu` lists them"
                 )
         if not 0.001 <= self.interval_s <= 86400:
             raise UsageError(
@@ -61,7 +61,7 @@ class Query:
             )
 
     def command(self, program: str, *, gpus: str) -> list[str]:
-        """Its words. `gpus`: indices or UUIDs with commas; all where there are none."""
+        """Return nvidia-smi's command line. `gpus`: indices or UUIDs with commas; "" means all."""
         words = dict.fromkeys((*self.keywords, *_NEEDED))
         loop = f"--loop-ms={round(self.interval_s * 1000)}"
         if self.interval_s == round(self.interval_s):
@@ -71,17 +71,17 @@ class Query:
 
 
 def parsed(keywords: str) -> tuple[str, ...]:
-    """Keywords as they are written on a command line."""
+    """Split query keywords at commas and spaces."""
     return tuple(keywords.replace(",", " ").split())
 
 
 def ask(out: Path, query: Query | None) -> None:
-    """Have every cell of this directory logged from now on; None: no longer."""
+    """Switch logging on for all cells of a results directory; off if `query` is None."""
     write_json(out / ASKED, None if query is None else asdict(query))
 
 
 def asked(out: Path) -> Query | None:
-    """What is asked for of the cells there. Raises NotMeasurable if the file is damaged."""
+    """Read the query set by `ask`; None if logging is off. NotMeasurable if it is damaged."""
     path = out / ASKED
     try:
         query = json.loads(path.read_bytes() if path.exists() else b"null")
@@ -91,17 +91,17 @@ def asked(out: Path) -> Query | None:
 
 
 def lack(path: str | None = None) -> str:
-    """Why there can be no log on this machine; nothing where there can."""
+    """Why nvidia-smi can't log on this machine; empty if it can."""
     if shutil.which(PROGRAM, path=path) is None:
-        return f"there is no {PROGRAM} on this machine's PATH"
+        return f"{PROGRAM} is not on this machine's PATH"
     return ""
 
 
 def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
-    """The GPUs that a cell is shown, as nvidia-smi takes them; nothing where it is shown all.
+    """Return a cell's visible GPUs as nvidia-smi's --id takes them; "" for all.
 
-    It numbers them along the bus, and CUDA may not: then they are named by UUID. `gpus` has UUID
-    and name of each one here. Raises NotMeasurable where there are none, or they can't be told.
+    nvidia-smi numbers GPUs by bus; if CUDA numbers them otherwise, they are named by UUID. `gpus`:
+    UUID and name of each GPU here. Raises NotMeasurable if there is none, or they are ambiguous.
     """
     cuda_visible = environment.get("CUDA_VISIBLE_DEVICES")
     if cuda_visible is not None and cuda_visible.strip() in ("", "-1"):
@@ -109,8 +109,8 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
     named = cuda_visible_devices.with_uuids(environment, gpus)
     if named is None:
         raise NotMeasurable(
-            f"CUDA may number the GPUs here otherwise than {PROGRAM}, and can't be asked;"
-            " CUDA_DEVICE_ORDER=PCI_BUS_ID makes them agree"
+            f"CUDA may number the GPUs here differently from {PROGRAM}, and its order is unknown;"
+            " set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both agree"
         )
     return named.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
 
@@ -127,10 +127,10 @@ def _all_gpus() -> list[tuple[str, str]]:
 
 @contextmanager
 def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> Iterator[None]:
-    """Log what the devices of a cell hold, from before it to its end, if that is asked for.
+    """Log the memory of a cell's GPUs, from before the cell to its end, if logging is on.
 
-    `environment` is the cell's: its PATH, and its CUDA_VISIBLE_DEVICES; `suffix` tells the files of
-    one node from another's. What goes wrong is said once and kept there, and the cell runs.
+    `environment`: the cell's, for PATH and CUDA_VISIBLE_DEVICES. `suffix`: of this node's files. A
+    problem is printed and stored in the cell's directory; the cell runs without the log.
     """
     log = _Log(cell, suffix)
     try:
@@ -146,7 +146,7 @@ def _named(name: str, suffix: str) -> str:
 
 
 class _Log:
-    """Owns the process."""
+    """Owns the nvidia-smi process that logs beside one cell."""
 
     def __init__(self, cell: Path, suffix: str) -> None:
         self._cell, self._suffix = cell, suffix
@@ -157,7 +157,7 @@ class _Log:
         self._problem = ""
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Start it and wait for its first reading, which is what was there before the cell."""
+        """Start nvidia-smi and wait for its first reading: the memory in use before the cell."""
         program = shutil.which(PROGRAM, path=environment.get("PATH"))
         try:
             query = asked(self._cell.parent)
@@ -204,7 +204,7 @@ class _Log:
         self._process = None
 
     def _await_first(self, process: subprocess.Popen[bytes], lines: int) -> None:
-        """Until the header and a line for each device are there, and one at least."""
+        """Wait until the log has its header and a line for each device, at least one."""
         until_s = time.monotonic() + _FIRST_S
         while time.monotonic() < until_s:
             content = self._log.read_bytes()
@@ -218,7 +218,7 @@ class _Log:
 
     def _say(self, problem: str) -> None:
         self._problem = problem
-        sys.stderr.write(f"{self._name}: no log of {PROGRAM}: {problem}; the cell goes on\n")
+        sys.stderr.write(f"{self._name}: no log of {PROGRAM}: {problem}; the cell still runs\n")
         self._keep()
 
     def _keep(self) -> None:
@@ -228,9 +228,9 @@ class _Log:
 
 
 def ends_with_parent() -> Callable[[], None] | None:
-    """What a child does before it begins: ask the kernel for a SIGTERM when this process is gone.
+    """Return a `preexec_fn` that has the kernel send the child a SIGTERM when this process ends.
 
-    None where the kernel can't be asked.
+    None on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return None

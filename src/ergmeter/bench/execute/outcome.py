@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ergmeter.bench.plan.cells import Expectation
 
 _LONGEST_LINE = 200
-# What the header of a run of `erg train` tells.
+# The facts in the header of a run of `erg train`.
 ERG_TRAIN_FACTS = (
     *("attention", "backend", "batch_size", "bits", "bitsandbytes", "checkpoints", "compute_dtype"),
     *("config", "data_sha256", "dataset", "evaluation", "git_commit", "grad_accum"),
@@ -40,7 +40,7 @@ ERG_TRAIN_FACTS = (
 def check_expectations(
     claims: Sequence[Expectation], *, outputs: Iterable[Path] = (), workload: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The entry in status.json of each expectation: `held`, and in `seen` what shows it.
+    """Yield the entry in status.json of each expectation: `held` (is it met), `seen` (evidence).
 
     `outputs` are the cell's stdout and stderr.
     """
@@ -53,14 +53,14 @@ def check_expectations(
         else:
             value = workload.get(claim.name)
             is_met = value is not None and _same(value, claim.value)
-            evidence = "the run does not tell it" if value is None else str(value)
+            evidence = "the run does not record it" if value is None else str(value)
         yield {"name": claim.name, "held": is_met, "seen": evidence}
 
 
 def _first_lines(
     patterns: Mapping[Expectation, re.Pattern[str]], outputs: Iterable[Path]
 ) -> dict[Expectation, str]:
-    """The first line that each pattern is in: line by line, since a log may be of any length."""
+    """The first output line that each pattern matches; read line by line, as logs may be long."""
     first_lines: dict[Expectation, str] = {}
     if not patterns:
         return first_lines
@@ -81,7 +81,7 @@ def _lines(outputs: Iterable[Path]) -> Iterator[str]:
 
 
 def _same(value: object, wanted: object) -> bool:
-    """1024, "1024" and 1024.0 are one number, True and "true" one answer."""
+    """True for equal values: 1024, "1024" and 1024.0 are equal, and so are True and "true"."""
     left, right = fact(value), fact(wanted)
     if left == right:
         return True
@@ -128,7 +128,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """The status of a cell that has ended, and why, in one line; empty where all went well."""
+    """The status of a cell that has ended, and the reason in one line; empty if it is ok."""
 
     status: Status
     reason: str = ""
@@ -136,7 +136,7 @@ class CellOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The last line of a traceback, and whose it is (None where no rank is named)."""
+    """The last line of a traceback, and the rank that printed it (None if not named)."""
 
     line: str
     rank: int | None = None
@@ -154,11 +154,11 @@ class ParsedOutput:
     stdout: str
     stderr: str
     exit_code: int | None = None
-    recorded_signal: int | None = None  # what ended it as its run has it, whatever the exit code
+    recorded_signal: int | None = None  # the signal that ended it, by its run
 
     @property
     def signal(self) -> int | None:
-        """What ended it, if a signal did."""
+        """The signal that ended the processes, if one did."""
         if self.exit_code is not None and self.exit_code < 0:
             return -self.exit_code
         return self.recorded_signal
@@ -170,15 +170,14 @@ class ParsedOutput:
 
     @property
     def causes(self) -> list[Raised]:
-        """Tracebacks that are no consequence of another's end."""
+        """Tracebacks that are not just the consequence of another process's end."""
         return [error for error in self.raised if not _CONSEQUENCES.search(error.line)]
 
 
 def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
-    """The first node, in the order of failure, whose output has a cause.
+    """Return the output that explains a failure. `nodes` are in the order in which they failed.
 
-    All of them together where none does. Put in a row by number they would read as if what the
-    last node says came last.
+    It is that of the first node whose output has a cause; without any, all outputs joined.
     """
     for node in nodes if len(nodes) > 1 else ():
         if _out_of_memory(node) or node.causes:
@@ -197,11 +196,10 @@ def outcome(
     broken: str = "",
     kernel_kills: int | None = None,
 ) -> CellOutcome:
-    """What the end of a command was, by the last parts of its output.
+    """Judge how a command ended, by its exit code and the end of its output.
 
-    `loss` is the last one that is known; `kernel_kills` by how much the kernel's own count of
-    processes it killed for memory rose meanwhile, where it can be read; `broken` what kept us from
-    seeing it to its end.
+    `loss`: the last one known. `kernel_kills`: how many processes the kernel has killed for memory
+    meanwhile; None if its count can't be read. `broken`: the error that made us stop watching.
     """
     if cancelled:
         return CellOutcome("cancelled", cancelled)
@@ -225,19 +223,19 @@ def outcome(
 
 
 def _out_of_memory(output: ParsedOutput, kills: int | None = None) -> str:
-    """How it ran out of memory; empty if it did not."""
+    """How the cell ran out of memory; empty if it did not."""
     memory_line = _memory_line(output)
     if memory_line:
         return memory_line
     if output.exit_code == KILLED and output.signal is None:
-        # Somebody else saw the SIGKILL, perhaps on another machine: our kernel's count is not its.
-        return f"exit code 137, as of what was killed (SIGKILL), {_by_whom(kills)}"
+        # The SIGKILL may have been on another machine, which our kernel's count does not cover.
+        return f"exit code 137, as of a killed process (SIGKILL), {_by_whom(kills)}"
     what = _killed(output)
     return f"{what}, {_by_whom(kills)}" if what and kills != 0 else ""
 
 
 def _killed(output: ParsedOutput) -> str:
-    """What was ended by a SIGKILL; empty if nothing was."""
+    """The text that says what SIGKILL ended; empty if it ended nothing."""
     if output.signal == signals.SIGKILL:
         return "it was killed (SIGKILL)"
     if _RANK_KILLED.search(output.stderr) or _RANK_KILLED.search(output.stdout):
@@ -249,7 +247,7 @@ def _by_whom(kills: int | None) -> str:
     if kills is None:
         return "as the kernel's OOM killer does; its count of kills can't be read here"
     if kills > 0:
-        return f"by the kernel's OOM killer: it counted {kills} meanwhile"
+        return f"by the kernel's OOM killer: its count of kills rose by {kills}"
     return "as the kernel's OOM killer does; its count did not rise here"
 
 
@@ -272,7 +270,7 @@ def _memory_line(output: ParsedOutput) -> str:
 def _is_got_over(memory_line: Raised, others: Iterable[Raised]) -> bool:
     """True if the program went on after that line and failed later for another reason.
 
-    One rank's lack of memory is the cause of what other ranks say after it.
+    Later errors of other ranks do not count: one rank's lack of memory causes them.
     """
     return any(
         other.line_number > memory_line.line_number
@@ -282,7 +280,7 @@ def _is_got_over(memory_line: Raised, others: Iterable[Raised]) -> bool:
 
 
 def _of_other_causes(raised: Iterable[Raised]) -> Iterator[Raised]:
-    """Tracebacks that lack of memory has no part in, and that are no consequences."""
+    """Yield tracebacks that neither involve lack of memory nor follow from another's end."""
     is_of_memory: dict[int | None, bool] = {}
     for error in raised:
         before = error.is_chained and is_of_memory.get(error.rank, False)
@@ -293,14 +291,14 @@ def _of_other_causes(raised: Iterable[Raised]) -> Iterator[Raised]:
 
 def _error(output: ParsedOutput) -> str:
     raised = output.raised
-    # Where a connection is all that is told of, it is the cause; what a launcher says never is.
+    # A lost connection is the cause if nothing else is reported; a launcher's error never is.
     ranks = [error for error in raised if not _LAUNCHERS.search(error.line)]
     if raised:
         return _short(str((output.causes or ranks or raised)[-1]))
     how = _how_it_ended(output)
     text = output.stderr or output.stdout
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _short(f"{how}: {lines[-1]}" if lines else f"{how}, and it said nothing")
+    return _short(f"{how}: {lines[-1]}" if lines else f"{how}, without any output")
 
 
 def _how_it_ended(output: ParsedOutput) -> str:

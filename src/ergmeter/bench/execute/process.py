@@ -31,17 +31,17 @@ GRACE_S = 20.0
 SETTLE_S = 0.5
 # SIGUSR2 is what submitit has SLURM send before a job's time is up or it is preempted.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-# Set where whoever runs runners kills them with itself, as Ray does: the cell is then nobody's.
+# Set by launchers that kill runners with themselves, as Ray does: the cell then ends too.
 ENDS_WITH_RUNNER = "ERGMETER_CELL_ENDS_WITH_RUNNER"
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
 class Cancelled(BaseException):
-    """A signal asked for the end, here or on another node of the cell."""
+    """The cell must end: by a signal, or by the state of another node. The text says why."""
 
 
 def cancel_on_signals() -> None:
-    """From here on a signal raises Cancelled."""
+    """From here on, the signals in SIGNALS raise Cancelled."""
 
     def cancel(number: int, _frame: FrameType | None) -> NoReturn:
         raise Cancelled(signal.Signals(number).name)
@@ -62,7 +62,7 @@ def runner_log(directory: Path, number: int = 0) -> Path:
 
 
 def hold_signals() -> None:
-    """From here on the end is under way, and is not to be ended itself."""
+    """From here on, ignore the signals in SIGNALS: ending the cell must not be interrupted."""
     for number in SIGNALS:
         with suppress(ValueError):  # not the main thread: it has no handlers
             signal.signal(number, signal.SIG_IGN)
@@ -72,9 +72,9 @@ def hold_signals() -> None:
 def begun(
     how: launching.Start, directory: Path, *, suffix: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The cell's process on this machine. When this is left, it and all that it started are gone.
+    """Start a cell's process on this machine; at the block's end, end it and all it has started.
 
-    `suffix` tells the files of one node from those of another: stdout.node1, command.node1.sh.
+    `suffix` is added to the names of this node's files: stdout.node1, command.node1.sh.
     """
     write_json(directory / f"environment{suffix}.json", launching.launch_environment(how))
     script = launching.script(how, where=Path.cwd())
@@ -103,7 +103,7 @@ def begun(
 
 
 def exit_code(child: subprocess.Popen[bytes], wait_s: float) -> int | None:
-    """The exit code of a process, if it ends in that time."""
+    """The exit code of a process; None if it does not end within `wait_s`."""
     try:
         return child.wait(max(0.0, wait_s))
     except subprocess.TimeoutExpired:
@@ -111,15 +111,16 @@ def exit_code(child: subprocess.Popen[bytes], wait_s: float) -> int | None:
 
 
 def end_leftover(left: Process | None) -> None:
-    """End what an attempt left running whose runner is gone."""
+    """End a process that an attempt left running after its runner was gone."""
     if left is not None and left.live() is not None:
         end(left.pid)
 
 
 def end_leftovers(directory: Path) -> None:
-    """The same of all nodes but the first: this machine may have been another number then.
+    """End processes on this machine that earlier attempts left as nodes other than the first.
 
-    Only before the nodes have met, for afterwards they are those of this attempt.
+    This machine may have had another node number then. Call it only before the nodes have met:
+    later the files are those of this attempt.
     """
     for path in sorted(directory.glob("started.node*.json")):
         with suppress(OSError, TypeError):
@@ -127,7 +128,7 @@ def end_leftovers(directory: Path) -> None:
 
 
 def end(pid: int) -> None:
-    """End a process that leads a group, all of its group and all that they started.
+    """End the process group that `pid` leads, and all processes that its members started.
 
     torchrun gives each rank a group of its own, so the group alone is not enough.
     """
@@ -138,7 +139,7 @@ def end(pid: int) -> None:
 
 
 def _adopts() -> bool:
-    """Whether orphans come to this process; in another, children need not be of the cell."""
+    """True if this process adopts orphans; else its children may not belong to the cell."""
     if not sys.platform.startswith("linux"):
         return False
     answer = ctypes.c_int(0)
@@ -147,7 +148,7 @@ def _adopts() -> bool:
 
 
 def _end_orphans(others: list[psutil.Process]) -> None:
-    """End what was started below us, but for these and what they started."""
+    """End all our descendants, except `others` and their descendants."""
     spared = set(others)
     for process in others:
         with suppress(psutil.Error):
@@ -157,9 +158,9 @@ def _end_orphans(others: list[psutil.Process]) -> None:
 
 
 def _signalled(processes: Iterable[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
-    """Send a signal to these, and wait for their end. Those that are still there after a while.
+    """Signal processes and wait for their end. Returns those that still run after GRACE_S.
 
-    A zombie has ended: its parent, who may be gone, has just not asked.
+    A zombie counts as ended.
     """
     left = [process for process in processes if _is_alive(process)]
     for process in left:
@@ -180,7 +181,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """The members of its group and their descendants, and it."""
+    """The members of the process group `pid`, and their descendants."""
     family: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
@@ -200,6 +201,6 @@ def kernel_kills() -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """By how much that count has risen."""
+    """By how much `kernel_kills` has risen since `before`; None if unknown."""
     now = kernel_kills()
     return None if now is None or before is None else now - before

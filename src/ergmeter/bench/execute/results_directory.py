@@ -1,7 +1,7 @@
 """Opens a directory of results: new, resumed or moved aside; and adds cells to it.
 
-Cells are identified by what they run. A directory that is resumed takes new cells under new
-numbers; cells that were not requested this time stay as they are and are counted.
+Cells are identified by what they run. A resumed directory gets new cells under new numbers; its
+cells that were not requested this time are left unchanged, and a warning counts them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
 from ergmeter.units import number_of
 
-# What is there before the plan is.
+# Files that a directory may have before its plan is written.
 _FIRST = ("script.json", "requirements.txt", DRIVER, CLAIM)
 
 
@@ -34,11 +34,11 @@ def opened(
     move_aside: bool = False,
     script: Mapping[str, Any] | None = None,
 ) -> BenchPlan:
-    """Make the directory, or take it up again, and be its driver. Nothing in it is ever deleted.
+    """Create or resume a results directory and become its driver. Nothing in it is ever deleted.
 
-    `script`: the options of the command, for a file in a new directory.
-    The plan to run, with the numbers that its cells have there; its `warnings` say what was added
-    to the directory, and what of it is not asked for.
+    `script`: the command's options, to store in a new directory.
+    Returns the plan to run, with the cells' numbers in the directory; its `warnings` say how many
+    cells were added, and how many in the directory were not requested.
     """
     is_old = is_resumed(out, resume=resume, move_aside=move_aside)
     if move_aside and _is_filled(out):
@@ -62,21 +62,21 @@ def opened(
 
 
 def is_resumed(out: Path, *, resume: bool, move_aside: bool) -> bool:
-    """Whether results are there to go on with. Refuses what is there for another reason."""
+    """True if `out` has results to resume. Raises UsageError if `out` can't be used."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; --out names a directory")
     if move_aside or not _is_filled(out):
         return False
     if not resume:
         raise UsageError(
-            f"{out} is not empty: --resume goes on with it, --move-aside keeps it under"
-            " another name and starts anew; results are never deleted"
+            f"{out} is not empty: --resume continues it, --move-aside renames it and starts"
+            " anew; results are never deleted"
         )
     if (out / PLAN).exists():
         return True
     names = [path.name for path in out.iterdir() if not path.name.startswith(".")]
     if set(names) - {*_FIRST}:
-        raise UsageError(f"{out} has no {PLAN}, so it can't be resumed; --move-aside keeps it")
+        raise UsageError(f"{out} has no {PLAN}, so it can't be resumed; --move-aside renames it")
     return False
 
 
@@ -85,8 +85,8 @@ def _is_filled(out: Path) -> bool:
 
 
 def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
-    """The directory's plan with what is new in this one, if anything is; and this one's cells as
-    they are there. New ones have numbers after all others. Nothing is written."""
+    """Return the directory's plan with `plan`'s new cells (None if there are none), and `plan` with
+    its cells' numbers in the directory. New cells are numbered last. Nothing is written."""
     stored = BenchPlan.read(out / PLAN)
     # Scenarios that differ in a key alone have cells with one id.
     there = {(cell.scenario, cell.id): cell for cell in stored.cells}
@@ -109,36 +109,37 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
 
 
 def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell]) -> Iterator[str]:
-    """What is added, and what is left alone."""
+    """Yield messages about cells that are added, and about cells that are left unchanged."""
     if added:
         first, last = added[0].index, added[-1].index
         names = f"exp_{first}" if first == last else f"exp_{first} to exp_{last}"
         yield f"{number_of(len(added), 'cell')} added to {out}: {names}"
     if left:
         pending = sum(not state.read(directory_of(out, cell)).is_final for cell in left)
-        how = "were not asked for and stay as they are"
+        how = "were not requested and stay as they are"
         if len(left) == 1:
-            how = "was not asked for and stays as it is"
+            how = "was not requested and stays as it is"
         waits = f" ({pending} not ended)" if pending else ""
         yield f"{number_of(len(left), 'further cell')} of {out} {how}{waits}"
 
 
 def _check_at_rest(out: Path) -> None:
-    """A cell that runs holds its paths: it would go on writing into what takes their place.
+    """Raise UsageError if a cell runs or may be queued: it would write into the new directory.
 
-    So would one that waits in a scheduler's queue, which may be so if there is a job beside it.
+    A cell may be queued in a scheduler if it has not ended and has a job file.
     """
     for cell, cell_state in state.states(out):
         directory = directory_of(out, cell)
         if state.is_worked_on(directory, cell_state):
             raise UsageError(
-                f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
+                f"{directory.name} of {out} is running: wait for it or stop it, then repeat"
+                " --move-aside"
             )
         if not cell_state.is_final and (directory / JOB).exists():
             job = (directory / JOB).read_text(encoding="utf-8").strip()
             raise UsageError(
-                f"{directory.name}'s job {job} may be queued: --resume goes on with it; or scancel"
-                f" it and remove {out}/exp_*/{JOB}, then move it aside"
+                f"{directory.name}'s job {job} may be queued: --resume continues it; or scancel it"
+                f" and remove {out}/exp_*/{JOB}, then repeat --move-aside"
             )
 
 
@@ -151,10 +152,10 @@ def _installed() -> str:
 
 
 def claim_driver(out: Path) -> None:
-    """Be the one driver of this directory. Two would run every cell twice."""
+    """Become the only driver of a results directory: two would run every cell twice."""
     with state.claimed(out) as is_ours:
         if not is_ours:
-            raise UsageError(f"another process is taking up {out} just now; wait for it")
+            raise UsageError(f"another process is opening {out} just now; try again")
         _check_undriven(out)
         write_json(out / DRIVER, asdict(Process.of(os.getpid())))
 
@@ -165,4 +166,4 @@ def _check_undriven(out: Path) -> None:
     except TypeError:  # no driver, or one of another version
         return
     if other.pid != os.getpid() and other.live() is not None:
-        raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")
+        raise UsageError(f"process {other.pid} is running {out} already; wait for it, or stop it")

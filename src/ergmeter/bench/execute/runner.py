@@ -37,13 +37,13 @@ from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
 from ergmeter.runlog.reader import Run
 
-# Of a command's output, what is read to judge its end: a rank's message may have much behind it.
+# How much of the end of an output is read to judge it: much may follow a rank's error.
 TAIL_BYTES = 4 << 20
 _ROWS = 100_000
 
 
 def output_tail(path: Path) -> str:
-    """The last of a file; nothing where there is none."""
+    """Return the last 4 MiB of a file as text; empty if there is no file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -54,7 +54,7 @@ def output_tail(path: Path) -> str:
 
 
 def trainer_figures(*texts: str) -> dict[str, float]:
-    """What transformers' Trainer printed at its end, the last of it; nan and inf are numbers."""
+    """The last final metrics that transformers' Trainer printed; nan and inf are numbers."""
     figures: dict[str, float] = {}
     for line in (line for text in texts for line in text.splitlines() if "train_runtime" in line):
         items = items_of(line.replace('"', "'"))
@@ -81,10 +81,10 @@ def last_loss(run: Run | None, trainer: Mapping[str, float]) -> float | None:
 
 
 def _last_losses(run: Run) -> list[float]:
-    """The last loss of each writer. In `Run.steps` nan also means an absent loss.
+    """The last loss of each writer, from the table: in `Run.steps` nan also means an absent loss.
 
-    transformers leaves losses that are nan out of the mean it logs, and so logs 0 where all are;
-    the norm of the gradient it logs as it is.
+    transformers leaves nan out of the mean loss it logs, and logs 0 if all losses are nan. So a
+    loss of 0 with a gradient norm that is nan or infinite counts as nan.
     """
     steps = run.to_arrow()
     names = [name for name in ("writer", "loss", "grad_norm") if name in steps.column_names]
@@ -101,7 +101,7 @@ def _last_losses(run: Run) -> list[float]:
 _OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, SMI_LOG, SMI_NOTE)
 _OF_NODES = ("stdout.node*", "stderr.node*", "gpu_memory_logs.node*")
 _LOOK_S = 0.5  # how soon another node's end is seen
-# Once a node has failed, the others have so long to say what they know of it.
+# Once a node has failed, the others have this long to report their ends.
 _FOLLOW_S = 10.0
 
 
@@ -117,11 +117,11 @@ class Runner:
         self._failed: dict[int, int] = {}  # exit codes by node, in the order in which they came
 
     def run(self) -> CellState:
-        """Run the cell to its end, unless it has had one or another is at it. What it came to."""
+        """Run the cell, unless it has ended or another runner works on it. Returns its state."""
         with state.claimed(self._directory) as is_ours:
             self._state = state.read(self._directory)  # another may have ended it meanwhile
             if not is_ours:
-                sys.stderr.write(f"{self._directory}: another runner is at this cell\n")
+                sys.stderr.write(f"{self._directory}: another runner works on this cell\n")
             elif not self._state.is_final:
                 return self._attempt()
         if self._token:
@@ -157,11 +157,11 @@ class Runner:
     def _meeting(self) -> Rendezvous:
         launching.check_nodes(self._cell)
         if not self._token:
-            raise OSError(f"a cell on {self._cell.nodes} nodes is started by slurm or ray")
+            raise OSError(f"a cell on {self._cell.nodes} nodes needs --launcher slurm or ray")
         return Rendezvous(self._directory, token=self._token, nodes=self._cell.nodes)
 
     def _execute(self, meeting: Rendezvous | None) -> int:
-        """Start the command and wait for it. Raises what cut it short, once it is gone."""
+        """Run the command to its end; return the exit code. If interrupted, end it and raise."""
         cell, directory = self._cell, self._directory
         (directory / "hf").mkdir(exist_ok=True)
         node = launching.NodeOfCell(0, 1)
@@ -178,9 +178,10 @@ class Runner:
             return self._wait(child, meeting)
 
     def _wait(self, child: subprocess.Popen[bytes], meeting: Rendezvous | None) -> int:
-        """Until all nodes have ended, or time is up. The exit code, of whichever failed first.
+        """Wait for all nodes; return 0, or the exit code of the node that failed first.
 
-        Which node ended first between two looks is unknown; a killed node reports nothing.
+        Raises TimeoutExpired at the cell's limit. Which of two nodes failed first is unknown if
+        both did between two checks; a killed node reports nothing.
         """
         limit_s = math.inf if self._cell.timeout_s is None else self._cell.timeout_s
         began_s = time.monotonic()
@@ -203,7 +204,7 @@ class Runner:
                 time.sleep(_LOOK_S)
 
     def _by_failure(self) -> list[int]:
-        """The nodes: those that were killed, those that failed as they did so, the others."""
+        """The node numbers: killed ones, then failed ones in order of failure, then others."""
         killed = [node for node, code in self._failed.items() if code < 0 or code == outcome.KILLED]
         return list(dict.fromkeys([*killed, *self._failed, *range(self._cell.nodes)]))
 
@@ -222,7 +223,7 @@ class Runner:
         tails = [output_tail(path) for path in outputs]
         trainer = trainer_figures(*tails)
         texts = list(zip(tails[: len(suffixes)], tails[len(suffixes) :], strict=True))
-        # Of a node that has not ended, nothing is known but that it did not fail by itself.
+        # Nodes that have not ended get an exit code too: they did not fail by themselves.
         others = 1 if self._failed else exit_code
         nodes = [
             ParsedOutput(*texts[node], self._failed.get(node, others))
@@ -236,7 +237,7 @@ class Runner:
         node_output = replace(node_output, recorded_signal=recorded_signal)
         ending = outcome.outcome(node_output, loss=last_loss(run, trainer), **how)
         workload = run.workload if run is not None else {}
-        # What failed may not have come as far as what is stated of it.
+        # A failed cell may have ended before it could meet its expectations.
         stated = self._cell.expects if ending.status == "ok" else ()
         checked = outcome.check_expectations(stated, outputs=outputs, workload=workload)
         self._state = replace(self._state, claims=tuple(checked))
@@ -244,7 +245,7 @@ class Runner:
         return ending
 
     def _write_results(self, ending: CellOutcome, trainer: Mapping[str, float]) -> None:
-        """Flat, as FMS has it: arguments as text, and what transformers printed at the end."""
+        """Write results.json, flat as in FMS: arguments as text, transformers' final metrics."""
         cell = self._cell
         arguments = {k: "" if v is None else str(v) for k, v in cell.settings.items()}
         ours = {
@@ -257,7 +258,7 @@ class Runner:
         write_json(self._directory / RESULTS, document, indent=4)
 
     def _put_aside(self) -> None:
-        """What an attempt before this one left goes into a directory of its own."""
+        """Move what an earlier attempt left into a directory attempt_N."""
         gone = CellOutcome("cancelled", "its process was gone before it ended")
         self._state = self._state.ended(gone)  # if its last attempt had not
         there = [self._directory / name for name in _OUTPUTS]
@@ -296,7 +297,7 @@ def main(arguments: list[str]) -> int:
             raise
         sys.stderr.write(f"{directory} was moved or deleted; nothing more is written for it\n")
         return 1
-    with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
+    with suppress(ErgmeterError, OSError):  # else the first reader makes the row
         results.complete(directory)
     return 0
 

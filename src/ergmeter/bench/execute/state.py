@@ -1,7 +1,7 @@
-"""State of each cell, in files, so that no process need live to know it.
+"""The state of each cell, in files, so that it does not depend on a living process.
 
-Every cell has a status.json that is replaced as a whole. One that says "running" names its process
-by pid, start time and boot, so that another process with that pid is not mistaken for it.
+Every cell has a status.json that is replaced as a whole. With status "running" it names the process
+by PID, start time and boot, so that another process with that PID is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ergmeter.runlog.process_group import boot_id, same_process, started_s
 
 ALIVE, CLAIM = "alive", "claim"
 _PREFIX = "exp_"
-JOB = "job"  # of a scheduler, kept beside its cell
+JOB = "job"  # file with the id of a cell's job in a scheduler
 BEAT_S = 5.0
 # Twelve missed beats: file systems of clusters show a change late, and clocks differ by seconds.
 SILENT_S = 60.0
@@ -49,16 +49,16 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process with that number, now, on this machine."""
+        """Describe the process that has this PID now, on this machine."""
         return cls(pid, started_s(pid), boot_id(), socket.gethostname())
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs, or ran, on this machine since its last start."""
+        """True if the process runs, or ran, on this machine since the machine's last boot."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     def live(self) -> psutil.Process | None:
-        """The process, if it is still there; None on another machine, which can't be asked."""
+        """The process, if it still runs here; None also for one on another machine."""
         if not self.is_here or self.started_s is None:
             return None
         return same_process(self.pid, self.started_s)
@@ -78,11 +78,11 @@ class CellState:
 
     @property
     def is_final(self) -> bool:
-        """Whether a resumed bench leaves it alone."""
+        """True if the cell has ended, so that --resume does not run it again."""
         return self.status in FINAL
 
     def begun(self, worker: Process) -> CellState:
-        """Under way, once more."""
+        """Return the state with a new attempt that runs under `worker`."""
         attempt = {
             "started": now(), "ended": None, "status": "running", "exit_code": None,
             "host": worker.host,
@@ -93,13 +93,13 @@ class CellState:
         )  # fmt: skip
 
     def on(self, hosts: Sequence[str]) -> CellState:
-        """The same, with the machines that the last attempt is on."""
+        """Return the state with the hosts of the last attempt."""
         return replace(
             self, attempts=(*self.attempts[:-1], {**self.attempts[-1], "hosts": [*hosts]})
         )
 
     def ended(self, outcome: CellOutcome, *, exit_code: int | None = None) -> CellState:
-        """At its end, the last attempt with it."""
+        """Return the state after this outcome, which also ends the last attempt."""
         attempts = list(self.attempts)
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] = {
@@ -115,8 +115,8 @@ class CellState:
 
     @property
     def lasted_s(self) -> float | None:
-        """How long the last attempt took; None while it lasts, where there was none, and of a cell
-        that is to run again."""
+        """The duration of the last attempt; None while it runs, without one, and for a cell that
+        will run again."""
         last = self.attempts[-1] if self.attempts else {}
         if not last.get("ended") or self.status == "pending":
             return None
@@ -125,7 +125,7 @@ class CellState:
 
     @property
     def lasts_s(self) -> float | None:
-        """How long the attempt that is under way has taken so far; None if none is."""
+        """How long the running attempt has taken so far; None if none runs."""
         if self.status != "running" or not self.attempts:
             return None
         began = datetime.fromisoformat(self.attempts[-1]["started"])
@@ -133,7 +133,7 @@ class CellState:
 
     @property
     def broken(self) -> str:
-        """What was claimed of it and did not hold, in one line; empty where all did."""
+        """The expectations that this cell did not meet, in one line; empty if it met all."""
         return broken_expectations(self.claims)
 
 
@@ -143,12 +143,12 @@ def now() -> str:
 
 
 def directory_of(out: Path, cell: Cell) -> Path:
-    """The directory of a cell."""
+    """The directory of a cell in the results directory `out`."""
     return out / f"{_PREFIX}{cell.index}"
 
 
 def read(directory: Path) -> CellState:
-    """What is known of the cell there; pending if nothing is."""
+    """Read a cell's state from its directory; pending if it has no status.json."""
     path = directory / STATUS
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -162,25 +162,25 @@ def read(directory: Path) -> CellState:
     except FileNotFoundError:
         return CellState()
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is no status of a cell: {error}; move it away") from error
+        raise FormatError(f"{path} is not a cell's status: {error}; move it away") from error
 
 
 def write(directory: Path, state: CellState) -> None:
-    """Keep it."""
+    """Write a cell's status.json."""
     write_json(directory / STATUS, asdict(state))
 
 
 def beat(directory: Path) -> None:
-    """Say that a runner is at work here: its process can't be looked up from another machine."""
+    """Touch the cell's `alive` file: other machines can't see the runner's process."""
     (directory / ALIVE).touch()
 
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[bool]:
-    """Be the one runner of this cell; False if another is.
+    """Take the lock of a cell (or results directory); yield False if another process has it.
 
-    A lock and no file that is there or not: it goes with its process, however that ends. Where a
-    file system has no locks there is none, and status.json alone says who is at work.
+    It is a file lock, since the kernel releases it however the process ends. On a file system
+    without locks this yields True, and only status.json shows who works on the cell.
     """
     with (directory / CLAIM).open("a") as file:
         is_ours = True
@@ -194,7 +194,7 @@ def claimed(directory: Path) -> Iterator[bool]:
 
 
 def is_worked_on(directory: Path, state: CellState) -> bool:
-    """Whether a runner is at this cell now, here or on another machine."""
+    """True if a runner works on this cell now, here or on another machine."""
     if state.status != "running" or state.worker is None:
         return False
     if state.worker.is_here:
@@ -207,26 +207,26 @@ def is_worked_on(directory: Path, state: CellState) -> bool:
 
 
 def cell_directories(out: Path) -> list[Path]:
-    """The directories of cells in a directory of results, by their numbers."""
+    """The cells' directories in a results directory, in the order of their numbers."""
     names = [name for name in files_in(out) if name.startswith(_PREFIX)]
     numbered = [(name.removeprefix(_PREFIX), name) for name in names]
     return [out / name for _, name in sorted((int(n), name) for n, name in numbered if n.isdigit())]
 
 
 def files_in(directory: Path) -> list[str]:
-    """The names in a directory; none where it can't be read."""
+    """The file names in a directory; empty if it can't be read."""
     with suppress(OSError):
         return os.listdir(directory)  # noqa: PTH208  a Path for each takes longer
     return []
 
 
 def read_cell(directory: Path) -> Cell:
-    """The cell of a directory. Raises FormatError if its file is damaged."""
+    """Read the cell of a directory. Raises FormatError if its cell.json is damaged."""
     path = directory / CELL
     try:
         return Cell.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} is no cell: {error}") from error
+        raise FormatError(f"{path} describes no cell: {error}") from error
 
 
 def states(out: Path) -> Iterator[tuple[Cell, CellState]]:

@@ -36,7 +36,7 @@ class _Running:
 
 
 class LocalLauncher:
-    """Owns the runners that it started."""
+    """Runs cells on this machine, and owns their runners."""
 
     name = "local"
     waits = True
@@ -45,21 +45,21 @@ class LocalLauncher:
         self._options = options
         self._gpus = gpus_here()
         self._rested_s = dict.fromkeys(self._gpus, 0.0)  # by GPU: when its cool-down is over
-        self._next_s = 0.0  # the same where there are no GPUs
+        self._next_s = 0.0  # when the cool-down is over, without GPUs
         self._waiting: list[tuple[Cell, Path]] = []
         self._running: list[_Running] = []
 
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:
-        """Refuse a cell that this machine can't run, and GPUs that are not free."""
+        """Raise UsageError for a cell that this machine can't run, and for GPUs in use."""
         for cell in cells:
             if cell.nodes > 1:
                 raise UsageError(
-                    f"{cell.scenario} wants {cell.nodes} nodes and the launcher `local` has one;"
-                    " take --launcher slurm or ray, or leave nodes out"
+                    f"{cell.scenario} needs {cell.nodes} nodes, but the launcher `local` has one;"
+                    " use --launcher slurm or ray, or leave nodes out"
                 )
             if self._gpus and cell.num_gpus > len(self._gpus):
                 raise UsageError(
-                    f"{cell.scenario} wants {cell.num_gpus} GPUs and this machine shows"
+                    f"{cell.scenario} needs {cell.num_gpus} GPUs, but this machine shows"
                     f" {len(self._gpus)} ({', '.join(self._gpus)}); give fewer in --num-gpus"
                 )
         others = strangers(self._gpus, own=own) if cells else []
@@ -70,14 +70,14 @@ class LocalLauncher:
             )
 
     def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Nothing: their runners are not ours to place, and are waited for."""
+        """Do nothing: runners of an earlier driver need no start, and are waited for."""
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Take these cells, to be started in this order."""
+        """Queue these cells, to be started in this order."""
         self._waiting += cells
 
     def poll(self) -> PendingCells:
-        """Start what there is room for."""
+        """Start the cells for which GPUs are free; return those that have not ended."""
         for ended in [ended for ended in self._running if ended.process.poll() is not None]:
             self._running.remove(ended)
             self._rest(ended)
@@ -88,7 +88,7 @@ class LocalLauncher:
         return PendingCells(waiting, running, self._rests_s() if waiting and not running else 0.0)
 
     def cancel(self) -> None:
-        """Ask every runner to end its cell, and wait until they have."""
+        """Ask every runner to end its cell, and wait until all have."""
         self._waiting.clear()
         for task in self._running:
             task.process.terminate()
@@ -98,7 +98,7 @@ class LocalLauncher:
         self._running.clear()
 
     def _start(self, cell: Cell, directory: Path) -> bool:
-        """Whether there was room for it."""
+        """Start a cell. False if no slot or not enough cool, free GPUs are available."""
         now_s = time.monotonic()
         if len(self._running) >= self._options.jobs or now_s < self._next_s:
             return False
@@ -118,7 +118,7 @@ class LocalLauncher:
         return True
 
     def _rests_s(self) -> float:
-        """Until the next cell has its GPUs cool again."""
+        """Seconds until enough GPUs for the next cell have cooled down."""
         wanted = self._waiting[0][0].num_gpus
         until_s = [self._next_s, *sorted(self._rested_s.values())[:wanted]]
         return max(0.0, max(until_s) - time.monotonic())

@@ -34,17 +34,17 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'ergmeter[bench-ray]'") from error
-except KeyError as error:  # it loads amdsmi, if that is there, which does not expect to be alone
+except KeyError as error:  # Ray imports amdsmi, if installed, which fails without AMD's libraries
     raise ImportError(f"Ray does not load here: {error} is not there; remove amdsmi") from error
 
 _END_S = 60.0  # longer than a runner gives its cell to end
-_TRIES = 3  # at a cell whose node or worker was lost
+_TRIES = 3  # attempts at a cell whose node or worker was lost
 
 
 def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str) -> int:
-    """What a task does: the runner is a process of its own, and ends its cell if it is asked to.
+    """Run a cell's runner as a process of its own; terminate it if Ray cancels this task.
 
-    Ray's workers do not have the driver's environment, so `keys` are handed to them.
+    `keys`: secret variables, which Ray's workers do not get with the driver's environment.
     """
     # Ray kills what a worker started with it.
     environment = {**os.environ, **keys, ENDS_WITH_RUNNER: "1"}
@@ -59,7 +59,7 @@ def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str
 
 @dataclass
 class _RunningTask:
-    """A cell that Ray has: a task for each node."""
+    """A cell that was given to Ray, with a task for each of its nodes."""
 
     cell: Cell
     directory: Path
@@ -68,7 +68,7 @@ class _RunningTask:
     tries: int = 1
 
     def was_lost(self) -> bool:
-        """Whether Ray lost a task, by its worker or its node; a cell's own failure is no loss."""
+        """True if Ray lost a task with its worker or node; False if the cell itself failed."""
         try:
             ray.get(self.tasks, timeout=0)
         except ray.exceptions.RayError as error:
@@ -79,10 +79,10 @@ class _RunningTask:
 
 
 class RayLauncher:
-    """Holds tasks by their references. `given`: address, of a cluster that is there."""
+    """Runs cells as Ray tasks. `options.given["address"]`: a running cluster to connect to."""
 
     name = "ray"
-    waits = True  # until what a lost driver left has ended: Ray takes its GPUs for free
+    waits = True  # for cells of an earlier driver to end: Ray takes their GPUs for free
 
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
@@ -98,7 +98,7 @@ class RayLauncher:
         self._has_gpus = any(node.get("GPU") for node in self._nodes)
 
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:  # noqa: ARG002
-        """Refuse a cell that no node of the cluster has room for: Ray would wait for ever."""
+        """Raise UsageError for a cell too large for the cluster: Ray would wait for ever."""
         kind = "GPU" if self._has_gpus else "CPU"
         sizes = [int(node.get(kind, 0)) for node in self._nodes]
         for cell in cells:
@@ -106,19 +106,19 @@ class RayLauncher:
             if sum(size >= cell.num_gpus for size in sizes) < cell.nodes:
                 on = f" on each of {cell.nodes} nodes" if cell.nodes > 1 else ""
                 raise UsageError(
-                    f"{cell.scenario} wants {cell.num_gpus} {kind}s{on} and the nodes of this"
+                    f"{cell.scenario} needs {cell.num_gpus} {kind}s{on}, but the nodes of this"
                     f" cluster have {', '.join(map(str, sizes))}; give fewer in --num-gpus"
                 )
 
     def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Nothing: with a driver go its tasks. A runner that outlives them is waited for."""
+        """Do nothing: tasks end with their driver, and runners that outlive it are waited for."""
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Take these cells, to be handed to Ray in this order."""
+        """Queue these cells, to be given to Ray in this order."""
         self._waiting += cells
 
     def poll(self) -> PendingCells:
-        """Hand over as many as may run at once; forget what has ended."""
+        """Start as many cells as may run at once; drop those that have ended."""
         for ended in [ended for ended in self._tasks if self._has_ended(ended)]:
             self._tasks.remove(ended)
             if ended.was_lost() and ended.tries < _TRIES:
@@ -177,9 +177,9 @@ class RayLauncher:
 
 
 def _asked_for(cell: Cell, *, has_gpus: bool) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the task of a node asks Ray for, and the bundle that has room for it.
+    """Return the resources that a node's task requests from Ray, and a bundle that fits it.
 
-    A task with GPUs asks for a processor besides, and waits for ever in a bundle without one.
+    A task with GPUs also requests a CPU, and would wait for ever in a bundle without one.
     """
     if not has_gpus:
         return {"num_cpus": cell.num_gpus, "max_retries": 0}, {"CPU": cell.num_gpus}

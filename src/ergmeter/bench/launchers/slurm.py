@@ -30,22 +30,22 @@ except ImportError as error:
     raise ImportError(f"{error}; pip install 'ergmeter[bench-slurm]'") from error
 
 _DAY_MIN = 24 * 60
-# For what comes before and after a cell within its job; and submitit takes a preemption within a
-# job's last ten minutes for the end of its time, after which nothing is requeued.
+# Extra time for the start and end of a job. Also, submitit takes a preemption within a job's last
+# ten minutes for the end of its time, and does not requeue it.
 _SPARE_MIN = 11
 _MOST_IN_ARRAY = 1000  # SLURM's MaxArraySize is 1001 unless a cluster sets it otherwise
 _END_S = 90.0  # SLURM itself waits 30 s between asking and killing
-_LOOK_S = 2.0  # the controller is everybody's
-_SILENT_S = 300.0  # and may be restarted, while its jobs go on
+_LOOK_S = 2.0  # between two queries: the controller is shared
+_SILENT_S = 300.0  # the controller may be restarted while its jobs go on
 _ASK_S = 60.0
 _TIME_IS_UP = "its job's time was up; give the scenario a timeout, or timeout_min to the launcher"
 
 
 class SlurmTask:
-    """What a job does. Preempted or requeued, it does it again."""
+    """The function that a job runs; a preempted or requeued job runs it again."""
 
     def __call__(self, directory: str, nodes: int) -> int:
-        """Run the cell of that directory, or this node's part of it."""
+        """Run the cell in `directory`, or this node's part of it."""
         names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
         token = ".".join(os.environ.get(name, "0") for name in names)
         number = int(os.environ.get("SLURM_NODEID", "0"))
@@ -58,28 +58,28 @@ class SlurmTask:
         except submitit.core.utils.UncompletedJobError:
             is_time_up = True
             raise
-        finally:  # submitit leaves by an exception, also once it has had the job requeued
+        finally:  # submitit raises, also after it has requeued the job
             runner.terminate()
             runner.wait()
             if is_time_up:
-                with suppress(OSError):  # of a directory that is gone there is nothing to say
+                with suppress(OSError):  # the directory may be gone
                     _tell_time_was_up(Path(directory))
 
     def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
-        """What to submit once it is preempted: the same, since a cell is not cut in two."""
+        """Return what to submit after a preemption: the same call, which runs the cell anew."""
         return submitit.helpers.DelayedSubmission(self, directory, nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A job as the queue has it."""
+    """A job in SLURM's queue: its state and its name."""
 
     state: str
     name: str
 
 
 class SlurmLauncher:
-    """Holds jobs by their ids. `given` are submitit's parameters: partition, cpus_per_task, ..."""
+    """Runs cells as SLURM jobs. `options.given`: submitit's parameters, such as partition."""
 
     name = "slurm"
     waits = False
@@ -92,13 +92,13 @@ class SlurmLauncher:
         self._answered_s = -math.inf
 
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:  # noqa: ARG002
-        """Refuse cells that are not one training, and a machine that is none of SLURM's."""
+        """Raise for cells that are not one training, and if SLURM can't be reached from here."""
         for cell in cells:
             check_nodes(cell)
         _queue()
 
     def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Hold the jobs of these cells, so that they can be cancelled."""
+        """Find the queued jobs of these cells, so that they can be followed and cancelled."""
         queued = _queue()
         self._answered_s = time.monotonic()
         jobs = {cell.index: _job_of(directory, queued) for cell, directory in cells}
@@ -125,7 +125,7 @@ class SlurmLauncher:
                     ) from error
 
     def poll(self) -> PendingCells:
-        """Where the cells are, by the queue."""
+        """Return which cells wait and which run, by SLURM's queue."""
         now_s = time.monotonic()
         if now_s - self._asked_s < _LOOK_S:
             return self._places
@@ -144,12 +144,12 @@ class SlurmLauncher:
         return self._places
 
     def cancel(self) -> None:
-        """Cancel the jobs, and wait until the queue has none of them."""
+        """Cancel the jobs, and wait until they have left the queue."""
         left = set(self._jobs.values())
         until_s = time.monotonic() + _END_S
         is_told = False
         while left and time.monotonic() < until_s:
-            with suppress(PluginError):  # one may have ended just now, or nobody answer: once more
+            with suppress(PluginError):  # a job just ended, or no answer: try again
                 left &= set(_queue())
                 if left and not is_told:
                     _asked("scancel", *sorted(left))
@@ -165,7 +165,7 @@ class SlurmLauncher:
             (directory / state.JOB).write_text(f"{asked['name']} {number}", encoding="utf-8")
         try:
             folder = members[0][1].parent / "slurm"
-            # By itself it would run a cell that takes longer than its job three times more.
+            # By default submitit repeats a job that exceeds its time three times.
             executor = submitit.AutoExecutor(
                 folder=folder, cluster="slurm", slurm_max_num_timeout=0
             )
@@ -182,7 +182,7 @@ class SlurmLauncher:
             self._jobs[cell.index] = str(job.job_id)
 
     def _parameters(self, cells: Sequence[Cell]) -> dict[str, object]:
-        """What an array of cells of one size asks for, as submitit takes it."""
+        """Return submitit's parameters for an array of cells of one size."""
         timeouts_s = [cell.timeout_s for cell in cells if cell.timeout_s is not None]
         minutes = _DAY_MIN
         if len(timeouts_s) == len(cells):
@@ -200,7 +200,7 @@ class SlurmLauncher:
 
 
 def _tell_time_was_up(directory: Path) -> None:
-    """Mark a cell as timed out whose runner saw a signal only and cancelled it."""
+    """Give the reason of a cancelled cell, that its job's time was up: its runner saw a signal."""
     with state.claimed(directory) as is_ours:
         cell_state = state.read(directory)
         if is_ours and cell_state.status == "cancelled":
@@ -208,14 +208,14 @@ def _tell_time_was_up(directory: Path) -> None:
 
 
 def _queue() -> dict[str, _Queued]:
-    """Our jobs that the controller has, each task of an array by itself."""
+    """The user's queued and running jobs by id, with each task of an array on its own."""
     lines = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T %j")
     parts = (line.strip().split(maxsplit=2) for line in lines.splitlines() if line.strip())
     return {part[0]: _Queued(part[1], part[2] if len(part) > 2 else "") for part in parts}
 
 
 def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
-    """The cell's job, if the queue has it; by its array's name where no id was written down."""
+    """The id of a cell's job, if it is queued; found by the array's name if no id was stored."""
     try:
         words = (directory / state.JOB).read_text(encoding="utf-8").split()
     except OSError:
@@ -227,7 +227,7 @@ def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
 
 
 def _parsed(options: Mapping[str, str]) -> dict[str, object]:
-    """Options as submitit takes them: numbers as numbers."""
+    """Return the options with whole numbers as int, as submitit needs them."""
     return {name: int(text) if text.isdecimal() else text for name, text in options.items()}
 
 
@@ -238,7 +238,7 @@ def _asked(*words: str) -> str:
             start_new_session=True,  # a second Ctrl-C is not for them
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise PluginError(f"there is no {words[0]} here: is this a machine of SLURM?") from error
+        raise PluginError(f"{words[0]} was not found: is this a machine with SLURM?") from error
     except subprocess.TimeoutExpired as error:
         raise PluginError(f"{words[0]} did not answer within {_ASK_S:.0f} s") from error
     if done.returncode:

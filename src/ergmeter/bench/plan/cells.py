@@ -1,4 +1,4 @@
-"""Cells and plans of a bench, as they are written and read.
+"""Cells and plans of a bench, and their JSON forms.
 
 A cell's id is a digest of what it runs, so that a plan that grows keeps the ids of its old cells.
 """
@@ -25,17 +25,17 @@ VERSION = 1
 _SEED = re.compile(r"^seed:.*$", re.MULTILINE)
 _DIGITS = 12
 
-# What a command may name of its cell; put in when it is started, since the directory is not known
-# when it is planned.
+# Placeholders in commands that are filled in when a cell starts: its directory is not known when it
+# is planned.
 OUT, RUN, HF, DATA, PORT = "{out}", "{run}", "{hf}", "{data}", "{port}"
 PYTHON, UNSLOTH_PYTHON = "{python}", "{unsloth_python}"
 REPEAT, SEED = "{repeat}", "{seed}"
-BRACE = "{brace}"  # an opening one, where what follows would be taken for a name: {brace}seed}
+BRACE = "{brace}"  # a literal { before text that looks like a placeholder: {brace}seed}
 AT_START = (OUT, RUN, HF, DATA, PORT, PYTHON, UNSLOTH_PYTHON, REPEAT, SEED, BRACE)
 SFT_TRAINER = ("-m", "tuning.sft_trainer")  # of fms-hf-tuning, behind the Python that has it
 _AT_START = re.compile("|".join(map(re.escape, AT_START)))
 FIRST_SEED = 42  # of the first repeat; the others follow, the same in every configuration
-_PORT = 29511  # the original's
+_PORT = 29511  # as in FMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration, once. `settings` are all its arguments and axes.
+    """One repeat of a configuration. `settings` are all its arguments and axes.
 
-    `command` is what one rank runs, or the whole where `launch` is plain; what is in AT_START, in
-    it and in `environment`, `files` and `launch_options`, is put in by `filled`. `files` are texts
-    to write into the cell's directory before it starts, by name; `launch_options` go to torchrun or
-    accelerate. `skip`: why it is not run.
+    `command` is what one rank runs, or the complete command if `launch` is plain. `filled` replaces
+    the placeholders (AT_START) in it and in `environment`, `files` and `launch_options`. `files`:
+    texts to write into the cell's directory before it starts, by name. `launch_options` go to
+    torchrun or accelerate. `skip`: why the cell is not run.
     """
 
     index: int
@@ -86,13 +86,13 @@ class Cell:
 
     @property
     def is_of_fms(self) -> bool:
-        """Whether it runs fms-hf-tuning's trainer."""
+        """True if the cell runs fms-hf-tuning's trainer."""
         return self.command[1:3] == SFT_TRAINER
 
     def digest(self, repeat: int) -> str:
-        """12 hex digits of what it runs: the same wherever and whenever it is planned.
+        """A hash (12 hex digits) of what the cell runs, equal wherever and whenever it is planned.
 
-        Its files count too, but for the seed in them, which is the repeat's.
+        It covers the cell's files, except the seed in them, which follows from the repeat.
         """
         parts = [
             dict(sorted(self.settings.items())),
@@ -105,7 +105,7 @@ class Cell:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
 
     def filled(self, directory: Path, *, port: int = _PORT) -> Cell:
-        """The same with its directory, and what else is known at its start, put in."""
+        """Return the cell with its placeholders filled in: directory, port, seed and so on."""
         names = {
             OUT: str(directory),
             RUN: str(directory / "run"),
@@ -127,12 +127,12 @@ class Cell:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the cell as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
-        """The cell of such JSON. Names that a later version added are left out."""
+        """Make a cell from its JSON object; names that a later version added are ignored."""
         fields = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         fields["command"] = tuple(fields["command"])
         fields["launch_options"] = tuple(fields.get("launch_options", ()))
@@ -143,10 +143,10 @@ class Cell:
 
 
 def own_python(package: str) -> str:
-    """The Python of unsloth, or of tuning, which is fms-hf-tuning's package.
+    """Return the Python that has a package: unsloth, or tuning, which is fms-hf-tuning's.
 
-    Each has an environment of its own, unless it is in this one: what ERGMETER_UNSLOTH_PYTHON or
-    ERGMETER_FMS_PYTHON names, else what `./dev unsloth` or `./dev fms` makes.
+    This Python if the package is installed here. Else that of ERGMETER_UNSLOTH_PYTHON or
+    ERGMETER_FMS_PYTHON, or the one that `./dev unsloth` or `./dev fms` makes.
     """
     if importlib.util.find_spec(package) is not None:
         return sys.executable
@@ -155,15 +155,15 @@ def own_python(package: str) -> str:
 
 
 def _put(text: str, names: Mapping[str, str]) -> str:
-    """In one go: what is put in is not looked at again."""
+    """Fill in all placeholders in one pass: placeholders in inserted values are not replaced."""
     return _AT_START.sub(lambda match: names[match[0]], text)
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """All cells of a file, and what they were planned with.
+    """All cells of a scenario file, and the options they were planned with.
 
-    `keys`: see `hidden`; they are never written down, nor are `warnings`, for who plans it.
+    `keys` (secrets, by environment variable) and `warnings` (for the user) are never stored.
     """
 
     source: str
@@ -173,7 +173,7 @@ class BenchPlan:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the plan as a JSON object, without keys and warnings."""
         return {
             "version": VERSION,
             "source": self.source,
@@ -183,7 +183,7 @@ class BenchPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> BenchPlan:
-        """The plan of such JSON."""
+        """Make a plan from its JSON object. Raises FormatError for another version."""
         if value.get("version") != VERSION:
             raise FormatError(
                 f"the plan is of version {value.get('version')!r}; this ergmeter reads {VERSION}"
@@ -198,12 +198,12 @@ class BenchPlan:
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
+            raise FormatError(f"{path} is not a plan: {type(error).__name__}: {error}") from error
 
 
 def check_plan(path: Path) -> None:
     """Raise FormatError if there is no plan at this path, UsageError if it is below a file."""
     if path.parent.is_file():
-        raise UsageError(f"{path.parent} is a file; name the directory of results that it is in")
+        raise UsageError(f"{path.parent} is a file; give the results directory that it is in")
     if not path.exists():
         raise FormatError(f"{path} is not there: no plan was made here")

@@ -1,11 +1,11 @@
-"""Prepares the data of cells: loads it, puts it in form and caches it.
+"""Prepares the data of cells: loads it, formats it and caches it.
 
 One file serves all cells of a model, or of all models if no tokenizer is involved. `erg train` gets
-a prompt and a response, divided at the response's mark; `sft_trainer` the text in one field, or
-tokens.
+a prompt and a response, split after the response_template; `sft_trainer` gets the text in one
+field, or tokens.
 
-The file's name has a digest of all that it is made of, the contents of local files included, so
-that other data is another file.
+The file's name has a digest of all that the data depends on, the contents of local files included,
+so that other data is another file.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ergmeter.registry import library
 _library = functools.partial(library, package="'ergmeter[train]'")
 Example: TypeAlias = Mapping[str, Any]
 
-ALPACA = "yahma/alpaca-cleaned"  # what the original loads where nothing is said
-_IGNORED = -100  # the label that bears no loss, in torch
+ALPACA = "yahma/alpaca-cleaned"  # FMS's default
+_IGNORED = -100  # torch's label for tokens without loss
 _SLICED = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
-# The form of Stanford Alpaca (Taori et al. 2023), which the original's marks are of.
+# The prompt of Stanford Alpaca (Taori et al. 2023), which FMS's response templates belong to.
 _TASK = "Below is an instruction that describes a task"
 _WITH_INPUT = ", paired with an input that provides further context"
 _WRITE = ". Write a response that appropriately completes the request.\n\n"
 
 
 class NoMark(Exception):  # noqa: N818  the text says what is missing
-    """The response's beginning was not found."""
+    """An example's response can't be found by the response_template."""
 
 
 def loaded(name: str, *, split: str, options: Mapping[str, Any]) -> Iterable[Example]:
@@ -72,15 +72,15 @@ def _local(path: Path) -> list[Example]:
 def _sliced(rows: list[Example], split: str) -> list[Example]:
     match = _SLICED.fullmatch(split)
     if match is None:
-        raise UsageError(f"dataset_split {split!r} is none; write such as train[:2000]")
+        raise UsageError(f"dataset_split {split!r} is not valid; write train or train[:2000]")
     return rows[int(match[2] or 0) : int(match[3]) if match[3] else None]
 
 
 def load_tokenizer(model: str) -> Any:  # noqa: ANN401  of transformers
-    """The model's own."""
+    """Load the model's tokenizer. Raises UsageError if it has no fast (Rust) version."""
     tokenizer = _library("transformers", "tokenising").AutoTokenizer.from_pretrained(model)
     if not tokenizer.is_fast:
-        raise UsageError(f"the tokenizer of {model} can't tell where a token begins in the text")
+        raise UsageError(f"{model} has no fast tokenizer, which is needed for token positions")
     return tokenizer
 
 
@@ -92,11 +92,11 @@ def text_form(
     response_field: str,
     tokenizer: Any,  # noqa: ANN401
 ) -> Callable[[Example], str]:
-    """The function that makes text of an example: a chat template's, or the instruction's."""
+    """Return the function that formats an example as text, by chat template or as instruction."""
     if chat_template:
         return _chat(chat_template, tokenizer)
     if formatting != "instruct":
-        raise UsageError(f"formatting {formatting!r} is none; write instruct, or a chat_template")
+        raise UsageError(f"formatting {formatting!r} is unknown; use instruct, or a chat_template")
 
     def instruct(example: Example) -> str:
         try:
@@ -113,15 +113,15 @@ def text_form(
 
 
 def _chat(written: str, tokenizer: Any) -> Callable[[Example], str]:  # noqa: ANN401
-    """The original gives the template one message: the example itself."""
+    """Return a function that renders a chat template, with the example as only message (FMS)."""
     jinja = _library("jinja2", "a chat template")
     sandbox = _library("jinja2.sandbox", "a chat template").ImmutableSandboxedEnvironment
-    # Without a tokenizer none: `erg train` puts its own.
+    # Empty without a tokenizer: `erg train` adds its own.
     marks = {name: getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token")}
     try:
         template = sandbox(trim_blocks=True, lstrip_blocks=True).from_string(written)
     except jinja.TemplateError as error:
-        raise UsageError(f"chat_template is no Jinja template: {error}") from error
+        raise UsageError(f"chat_template is not a Jinja template: {error}") from error
 
     def chat(example: Example) -> str:
         try:
@@ -133,16 +133,16 @@ def _chat(written: str, tokenizer: Any) -> Callable[[Example], str]:  # noqa: AN
 
 
 def pair(text: str, mark: str | None) -> dict[str, str]:
-    """The text as prompt and response, divided behind the mark."""
+    """Split a text into prompt and response, after the mark. Raises NoMark if it can't be split."""
     at = _answer_at(text, mark)
     prompt, response = text[:at], text[at:].strip()
     if not response:
-        raise NoMark(f"there is nothing behind {mark!r}")
+        raise NoMark(f"no response follows {mark!r}")
     return {"prompt": prompt, "response": response}
 
 
 def tokens(text: str, mark: str | None, tokenizer: Any) -> dict[str, list[int]]:  # noqa: ANN401
-    """The text in tokens; without a mark all of them bear loss."""
+    """Tokenize a text; only tokens after the mark bear loss, without a mark all of them."""
     ended = text if text.endswith(tokenizer.eos_token or "") else text + tokenizer.eos_token
     made = tokenizer(ended, return_offsets_mapping=True)
     at = _answer_at(ended, mark) if mark else 0
@@ -159,10 +159,10 @@ def tokens(text: str, mark: str | None, tokenizer: Any) -> dict[str, list[int]]:
 
 def _answer_at(text: str, mark: str | None) -> int:
     if not mark:
-        raise NoMark("where the answer begins is not said; give response_template")
+        raise NoMark("where the response begins is unknown; give response_template")
     at = text.find(mark)
     if at < 0:
-        raise NoMark(f"its text has no {mark!r}")
+        raise NoMark(f"response_template {mark!r} is not in its text")
     return at + len(mark)
 
 
@@ -172,7 +172,7 @@ _TEXT_FIELD = "output"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataJob:
-    """One file to be made. `stanza` is the scenarios' `data_processing`."""
+    """A data file to make. `stanza` is the scenario's `data_processing`."""
 
     file: str
     model: str
@@ -190,7 +190,7 @@ def data_job(
     text_field: object,
     as_pairs: bool,
 ) -> DataJob:
-    """What is to be made for a model."""
+    """Return the data file that a model's cells need."""
     by_tokenizer = not as_pairs and (stanza.get("chat_template") or stanza.get("tokenize"))
     mark = stanza.get("response_template") or response_template
     field = str(stanza.get("dataset_text_field") or text_field or _TEXT_FIELD)
@@ -199,7 +199,7 @@ def data_job(
     made_of = [dict(stanza), _contents(source), whose, mark, field, as_pairs]
     identity = json.dumps(made_of, sort_keys=True, default=str)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
-    # For people: what tells files apart is the digest.
+    # A readable part of the name; the digest makes it unique.
     name = re.sub(r"[^\w.]", "_", whose)[-64:] or "all"
     return DataJob(
         file=f"cache_{name}_{digest}.json",
@@ -222,7 +222,7 @@ def _contents(path: Path) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
-    """Once for all cells that are planned of it."""
+    """Hash a file; cached by its time and size, since many cells share it."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -231,7 +231,7 @@ def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
 
 
 def original_name(made: DataJob) -> str:
-    """What FMS calls such a file: for data that its own program made, where ours is left out."""
+    """FMS's name of such a file, for data that FMS's own program has prepared."""
     return f"cache_{re.sub(r'[/-]', '_', made.model) or 'all'}.json"
 
 

@@ -20,7 +20,7 @@ from ergmeter.config_file import hint
 from ergmeter.units import grouped
 
 FILE = "train.yaml"
-# Ten times as quick, where built.
+# The C versions are ten times as fast, where built.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -55,7 +55,7 @@ KEYS = {
 }
 SECTIONS = ("model", "tuning", "train", "data", "metrics")
 TOP = ("task_mode", "seed", "block_size")
-# Of the original's arguments, what a training here does whatever they say.
+# FMS's arguments without effect here, with the reason: `erg train` does this in any case.
 IMPLIED = {
     "include_tokens_per_second": "tokens are counted in any case",
     "response_template": "only the response bears loss in any case",
@@ -66,13 +66,13 @@ _SEED = re.compile(r"^seed: (-?\d+)$", re.MULTILINE)
 
 
 class CannotMap(Exception):  # noqa: N818  the text names the argument
-    """`erg train` can't do what this argument asks for."""
+    """`erg train` can't do what an argument of the scenario asks for."""
 
 
 def config(
     arguments: Mapping[str, Any], tuning: Mapping[str, Any], *, warmup_s: float | None
 ) -> str:
-    """The YAML of a cell, in its first repeat."""
+    """Return the train.yaml of a cell's first repeat. Raises CannotMap."""
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         if value is None or name in _AXES or name in IMPLIED:
@@ -99,18 +99,18 @@ def config(
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The keys and values of such YAML."""
+    """Return the keys and values of a train.yaml."""
     return dict(yaml.load(text, Loader=_Loader))
 
 
 def warmup_s(text: str) -> float | None:
-    """What such YAML leaves out of its figures; None where `erg train` decides."""
+    """The warm-up in seconds that a train.yaml sets; None if `erg train` decides."""
     seconds = parsed(text).get("metrics", {}).get("warmup_s")
     return None if seconds is None else float(seconds)
 
 
 def reseeded(text: str, repeat: int) -> str:
-    """The same of a later repeat: the seed goes up with it, the same in every configuration."""
+    """Return a first repeat's YAML with the seed of a later repeat: first seed + repeat - 1."""
     return _SEED.sub(lambda match: f"seed: {int(match[1]) + repeat - 1}", text, count=1)
 
 
@@ -120,19 +120,19 @@ def _key(name: str) -> str:
     if takes(name):
         return name
     raise CannotMap(
-        f"erg train has nothing for the argument {name!r}; {hint(name, TAKEN)};"
-        f" `{name}: null` leaves it out, --command sft_trainer has it if it is FMS's"
+        f"erg train has no argument {name!r}; {hint(name, TAKEN)}; omit it with"
+        f" `{name}: null`, or use --command sft_trainer if fms-hf-tuning has it"
     )
 
 
 def takes(name: str) -> bool:
-    """Whether an argument or axis of this name has an effect, or is known to have none."""
+    """True for the name of an argument or axis that `erg train` has, or may safely ignore."""
     section, dot, rest = name.partition(".")
     return name in TAKEN or name in TOP or bool(dot and rest and section in SECTIONS)
 
 
 def _unquoted(value: Any) -> Any:  # noqa: ANN401  of YAML
-    """`2e-4` is text to YAML; written back it must not be quoted."""
+    """Return text such as `2e-4`, which YAML does not parse as a number, as a number."""
     if isinstance(value, str) and any(c.isdigit() for c in value):
         with suppress(ValueError):
             return float(value)
@@ -162,7 +162,7 @@ _CHOICES: dict[str, dict[str, tuple[str, Any] | None]] = {
     },
     "use_flash_attn": {"True": ("model.attn_implementation", "flash_attention_2"), "False": None},
     "logging_strategy": {"steps": None},
-    # Left out, it is off, and a cell is the same as if nobody had spoken of it.
+    # True writes nothing, so that the cell is the same as one without the argument.
     "skip_memory_metrics": {"True": None, "False": ("metrics.hf_memory", True)},
 }
 
@@ -178,7 +178,7 @@ TAKEN = (*_AXES, *KEYS, *_CHOICES, *IMPLIED)
 
 
 def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
-    """What follows from several arguments together: the mode, and that the precision is had."""
+    """Set the mode that follows from several arguments, and check that the precision fits."""
     tuning = values.setdefault("tuning", {})
     mode = tuning.setdefault("mode", "full")
     if mode == "lora" and tuning.get("bits") == 4:
@@ -206,10 +206,10 @@ _OF_EXTRA = "pip install 'ergmeter[train]', or in a clone pip install '.[train]'
 
 
 def missing_packages(cells: Iterable[Cell], *, has_gpus: bool) -> str:
-    """What is missing for these cells and how it is had, in one line; empty if nothing is."""
+    """The packages that these cells lack and how to get them, in one line; empty if none."""
     needs: dict[str, str] = {}
     for cell in {cell.group: cell for cell in cells}.values():  # repeats need the same
-        # Who sets the path of a cell's modules knows what is on it; we do not.
+        # With PYTHONPATH set by the scenario, we do not know which modules a cell has.
         if not cell.skip and "PYTHONPATH" not in cell.environment:
             needs |= _needs(cell, has_gpus=has_gpus)
     missing = grouped((way, need) for need, way in needs.items() if not _is_there(need))
@@ -218,7 +218,7 @@ def missing_packages(cells: Iterable[Cell], *, has_gpus: bool) -> str:
 
 
 def _needs(cell: Cell, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
-    """The modules that it imports, each with how it is installed."""
+    """Yield the modules and Pythons that a cell needs, each with how to install it."""
     if cell.command[0] == UNSLOTH_PYTHON:
         yield (
             own_python("unsloth"),
@@ -238,7 +238,7 @@ def _needs(cell: Cell, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
 
 
 def _asked(text: str) -> Iterator[str]:
-    """What a configuration of `erg train` needs beyond."""
+    """Yield the packages that a train.yaml needs besides those of _ALWAYS."""
     config = parsed(text)
     tuning, train = config.get("tuning", {}), config.get("train", {})
     optim = str(train.get("optim", ""))
@@ -255,5 +255,5 @@ def _is_there(name: str) -> bool:
         return shutil.which(name) is not None
     try:
         return importlib.util.find_spec(name) is not None
-    except ValueError:  # loaded, and without a word of where from
+    except ValueError:  # loaded, but without a spec
         return True

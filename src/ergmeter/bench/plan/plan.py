@@ -2,12 +2,13 @@
 
 Nothing is started and no device is needed.
 
-Values of the command line override the file's axes, and these the original's defaults. An argument
-that a scenario sets is no axis any more, unless it is requested as one. Cells are numbered in FMS's
-order: models, frameworks, then the axes of the bench, the last one changing first.
+Values of the command line override the file's axes, which override the defaults of FMS's program.
+An argument that a scenario sets is not an axis, unless the command line asks for it. Cells are
+numbered in FMS's order: models, frameworks, then the axes of the bench, the last changing first.
 
-An effective batch that does not divide by the devices is an error, or a constraint's reason; FMS
-rounds it down. An axis that changes nothing is an error too: its cells would differ by noise alone.
+An effective batch that the devices can't share evenly is an error, unless a constraint skips the
+cell; FMS rounds it down. An axis that changes nothing is an error too: its cells would differ by
+noise alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ergmeter.bench.plan.scenarios import FRAMEWORK, MODELS, NONE, Scenario, Sce
 from ergmeter.config_file import hint, usage_error
 from ergmeter.errors import ErgmeterError
 
-# What benchmark.py takes where its flags say nothing.
+# The defaults of the flags of FMS's benchmark.py.
 FMS_AXES: dict[str, tuple[Any, ...]] = {
     "effective_batch_size": (4, 8),
     "num_gpus": (1, 2),
@@ -42,30 +43,29 @@ EFFECTIVE = "effective_batch_size"
 
 
 class UnevenBatch(Exception):  # noqa: N818  the text says what does not divide
-    """The effective batch can't be had on so many devices."""
+    """The effective batch can't be split evenly over the devices."""
 
 
 def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination; the last axis changes first."""
+    """Yield every combination of the axes' values; the last axis changes first."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
 
 def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int) -> dict[str, int]:
-    """What is to be added to the arguments, so that the effective batch is had.
+    """Return the batch arguments to add, so that a step has the effective batch size.
 
-    The original's rule: with the accumulation given, the batch of a device is effective / devices
-    (the accumulation is left out of it, for compatibility); with the batch given, the accumulation
-    is effective / devices / batch; not both. Neither given is an error there; here it is as if the
-    accumulation were 1.
+    FMS's rule: if the accumulation is given, the batch of a device is effective / devices (ignoring
+    the accumulation, for compatibility); if the batch is given, the accumulation is effective /
+    devices / batch; both is an error. Neither is an error in FMS; here the accumulation is then 1.
     """
     batch, accumulation = arguments.get(BATCH), arguments.get(ACCUMULATION)
     if effective is None:
         return {}
     if batch is not None and accumulation is not None:
         raise UnevenBatch(
-            f"{BATCH} and {ACCUMULATION} are both given, so that {EFFECTIVE} {effective} has no"
-            f" say; remove one of the three (null removes a default)"
+            f"{BATCH} and {ACCUMULATION} are both given, so {EFFECTIVE} {effective} would be"
+            f" ignored; remove one of the three (null removes a default)"
         )
     what = f"{EFFECTIVE} {effective} on {devices} devices"
     each = _divided(effective, devices, what)
@@ -111,11 +111,11 @@ def plan(
 ) -> BenchPlan:
     """Plan all cells. Arguments override the file, and the file overrides FMS's defaults.
 
-    `command`: the workload of all; `otherwise`: that of scenarios that name none.
-    `only`: scenarios by name, slow ones too.
-    `log_memory_hf`: whether cells have the Trainer's memory tracker on, whatever they say; None: as
-    they say, else in `sft_trainer`, where FMS has it on, and not in `erg train`.
-    `check`: is given the YAML of each `erg train` cell, and says what is wrong with it.
+    `command`: the command of all cells; `otherwise`: that of scenarios without one.
+    `only`: the names of the scenarios to plan, which may be slow ones.
+    `log_memory_hf`: turns the Trainer's memory tracker on or off in all cells; None: as scenarios
+    set it, else on in `sft_trainer`, as in FMS, and off in `erg train`.
+    `check`: returns what is wrong with the YAML of an `erg train` cell, or None.
     """
     scenario_file = scenarios.read_scenarios(
         scenarios_path, defaults=defaults, contents=contents, frameworks=frameworks
@@ -155,7 +155,7 @@ def plan(
         )
     if expansion.problems:
         raise usage_error(scenarios_path, expansion.problems)
-    # First all first repeats: more repeats later leave the numbers as they were.
+    # All first repeats come first: a later plan with more repeats keeps their numbers.
     numbered = enumerate(sorted(cells, key=lambda cell: cell.repeat))
     slow = [scenario for scenario in scenario_file.scenarios if scenario.slow]
     settings = {
@@ -188,13 +188,13 @@ def _chosen(scenario_file: Scenarios, only: Sequence[str]) -> list[Scenario]:
 
 
 def _axes(scenario: Scenario, asked: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The scenario's own first, then those of the whole bench, as the original orders them."""
+    """Return a scenario's axes in FMS's order: its own, then those of the bench."""
     own = scenario.axes
     bench = {} if scenario.template.workload == "other" else {**FMS_AXES}
     if all(name in scenario.arguments or name in own for name in (BATCH, ACCUMULATION)):
         bench.pop(EFFECTIVE, None)
     bench = {name: values for name, values in bench.items() if name not in scenario.arguments}
-    # In each of these the later goes before the earlier.
+    # Later dicts override earlier ones.
     values = {**bench, **own, **asked}
     last = [name for name in FMS_AXES if name in values]
     axes = {name: list(listed) for name, listed in own.items() if name not in last}
@@ -205,10 +205,11 @@ def _axes(scenario: Scenario, asked: Mapping[str, list[Any]]) -> dict[str, list[
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Expansion:
-    """Makes cells of a file's scenarios, as the caller asks for all of them.
+    """Makes the cells of a file's scenarios, with options that apply to all of them.
 
-    `jobs`: what the data stage has to do for them; `keys`: what is not written down of them;
-    `warnings`: what is, and looks as if it should not be; `problems`: why there can be no plan.
+    `jobs`: data to prepare, by file; `keys`: secret variables, which the plan does not store;
+    `warnings`: commands that look as if they had secrets, and models that are not here;
+    `problems`: why there can be no plan.
     """
 
     scenario_file: Scenarios
@@ -222,7 +223,7 @@ class Expansion:
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def cells(self, scenario: Scenario) -> Iterator[Cell]:
-        """All cells of one scenario, each repeat of each."""
+        """Yield the cells of one scenario, one for each repeat of each configuration."""
         wrong = list(scenario_complaints(self.scenario_file, scenario))
         data = {"data_processing": dict(scenario.data_processing or {})}
         for values in (scenario.arguments, scenario.axes, *scenario.include, data):
@@ -247,7 +248,7 @@ class Expansion:
         self, scenario: Scenario, point: Mapping[str, Any], *, excluded: Patterns
     ) -> Iterator[Cell]:
         cell, arguments = self._made(scenario, point)
-        # Once more: only now are the settings known that follow from others, such as the batch.
+        # Exclude again: settings that follow from others, such as the batch, are known only now.
         if any(scenarios.matches(pattern, cell.settings) for pattern in excluded):
             return
         written = None
@@ -265,7 +266,7 @@ class Expansion:
             yield dataclasses.replace(made, id=made.digest(repeat))
 
     def _made(self, scenario: Scenario, point: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]]:
-        """A cell as it is for every repeat, and its arguments as they were written."""
+        """Return a cell without its repeat, and its arguments as the file has them."""
         gpus, nodes = int(point["num_gpus"]), int(point.get("nodes", 1))
         arguments = {name: value for name, value in point.items() if name not in _OUTSIDE}
         data = self._data(scenario, {**scenario.arguments, **arguments})
@@ -310,7 +311,7 @@ class Expansion:
         *,
         devices: int,
     ) -> str:
-        """Put each device's batch into the arguments; or why the cell is skipped."""
+        """Add the batch of a device to the arguments. Returns why the cell is skipped, or ""."""
         uneven = None
         try:
             arguments |= shared(arguments, effective=settings.get(EFFECTIVE), devices=devices)
@@ -329,11 +330,11 @@ class Expansion:
             architecture = known_architecture(self.scenario_file, str(settings.get(MODELS)))
             if architecture not in scenario.architectures:
                 names = ", ".join(scenario.architectures)
-                return f"{architecture} is not of the architectures {names}"
+                return f"the model is a {architecture}; the scenario is for {names}"
         return ""
 
     def _data(self, scenario: Scenario, settings: Mapping[str, Any]) -> str | None:
-        """Where the cell's data will be; None where it has a file of its own, or needs none."""
+        """The path of a cell's prepared data; None if it names its own file or needs none."""
         stanza, template = scenario.data_processing, scenario.template
         if DATA_PATH in settings or (stanza is None and template.workload != "sft_trainer"):
             return None
@@ -386,14 +387,14 @@ class Expansion:
         return variables
 
 
-# What a template may name of any cell, also where nothing gives it a value.
+# Names that a command's template may always use, even if a cell has no value for them.
 _ABSENT = dict.fromkeys((*_OUTSIDE, BATCH, ACCUMULATION, "nodes"))
 
 
 def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
-    """Every combination that is not excluded, then those that are included besides.
+    """Yield every combination that is not excluded, then those of `include`.
 
-    With each the patterns that may still exclude it.
+    Each comes with the patterns that may exclude it later, by settings that follow from others.
     """
     excluded = [_named(pattern) for pattern in scenario.exclude]
     defaults = {} if scenario.template.workload == "other" else {FRAMEWORK: NONE}
@@ -412,7 +413,7 @@ def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
 
 
 def _named(pattern: Mapping[str, Any]) -> dict[str, Any]:
-    """With null for a framework as the shortname that it is in cells."""
+    """Return a pattern in which a null framework is "none", the name that cells use."""
     if FRAMEWORK not in pattern:
         return dict(pattern)
     wanted = pattern[FRAMEWORK] if isinstance(pattern[FRAMEWORK], list) else [pattern[FRAMEWORK]]
@@ -428,7 +429,7 @@ _BUILTIN = {
 
 @lru_cache(maxsize=1024)
 def architecture(model: str) -> str | None:
-    """The name of its class, such as LlamaForCausalLM, or None if that is not known here."""
+    """The model's class name, such as LlamaForCausalLM; None if its config can't be read here."""
     if model in _BUILTIN:
         return _BUILTIN[model]
     from ergmeter.flops.source import read_model  # noqa: PLC0415  few plans need it
@@ -445,7 +446,7 @@ _NEAR = 0.8  # FMS's shortnames have much in common
 
 
 def scenario_complaints(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str]:
-    """Everything that is wrong with it, a line each."""
+    """Yield a line for everything that is wrong with a scenario."""
     yield from _setting_names(scenario_file, scenario)
     yield from _values(scenario.axes)
     if scenario.template.workload == "erg":
@@ -461,22 +462,22 @@ def scenario_complaints(scenario_file: Scenarios, scenario: Scenario) -> Iterato
 
 
 def _of_erg_train(scenario: Scenario) -> Iterator[str]:
-    """What `erg train` does not support, as far as it is known without the arguments."""
+    """Yield the axes and expected facts that `erg train` does not have."""
     for name in scenario.axes:
         if not erg_train.takes(name):
-            yield f"axes: erg train has nothing for {name!r}; {hint(name, erg_train.TAKEN)}"
+            yield f"axes: erg train has no argument {name!r}; {hint(name, erg_train.TAKEN)}"
     for expected in scenario.claims:
         name = expected.claim.name
         if expected.claim.kind == "fact" and name not in outcome.ERG_TRAIN_FACTS:
             suggestion = hint(name, outcome.ERG_TRAIN_FACTS)
-            yield f"expects {name!r}, which no run of erg train tells; {suggestion}"
+            yield f"expects {name!r}, which erg train does not record; {suggestion}"
 
 
 def absent_models(scenario: Scenario) -> Iterator[str]:
-    """Folders of models that are not here: a warning, since a plan may be for another machine."""
+    """Yield a warning for each model folder that is absent: the plan may be for another machine."""
     for model in scenario.axes.get(MODELS, ()) if scenario.template.workload != "other" else ():
         if model.startswith((".", "/")) and not Path(model).is_dir():
-            yield f"scenario {scenario.name!r}: there is no folder {model} here, which is its model"
+            yield f"scenario {scenario.name!r}: its model, the folder {model}, does not exist here"
 
 
 def known_architecture(scenario_file: Scenarios, model: str) -> str | None:
@@ -494,7 +495,7 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
     used += [name for constraint in scenario.constraints for name in sorted(constraint.names)]
     for name in dict.fromkeys(used):
         if name not in names:
-            yield f"{name!r} is no setting of it; {hint(name, sorted(names))}"
+            yield f"{name!r} is not one of its settings; {hint(name, sorted(names))}"
     environment = scenario.environment.items()
     variables = [text for name, text in environment if not launching.is_secret(name, text)]
     texts = [*template.words, *variables]
@@ -503,7 +504,7 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
     ]
     for name in dict.fromkeys(named):
         near = hint(name, sorted(names))
-        yield f"{{{name}}} in the command or environment stands for nothing; {near}"
+        yield f"{{{name}}} in the command or environment is not a setting; {near}"
     put = " ".join(texts)
     if template.workload == "other":
         yield from _framework_without_effect(scenario_file, axes, put)
@@ -518,7 +519,7 @@ def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str
 
 
 def takes_data(scenario: Scenario) -> bool:
-    """Whether a file of the data stage gets to the command."""
+    """True if the command receives the path of the prepared data."""
     if scenario.template.takes_all:
         return True
     put = " ".join((*scenario.template.words, *scenario.environment.values()))
@@ -528,7 +529,7 @@ def takes_data(scenario: Scenario) -> bool:
 def _framework_without_effect(
     scenario_file: Scenarios, axes: Mapping[str, list[Any]], put: str
 ) -> Iterator[str]:
-    """A framework is no argument: it has to be named, or be a file in the environment."""
+    """Yield a complaint if frameworks reach the command neither by name nor as a file."""
     if f"{{{FRAMEWORK}}}" in put:
         return
     asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, NONE)]
@@ -561,7 +562,7 @@ def _arguments_without_effect(
 
 
 def _reaches(name: str, put: str) -> bool:
-    """Whether a setting gets to the command, by itself or by what follows from it."""
+    """True if a setting reaches the command, itself or as the batch arguments made from it."""
     follow = (BATCH, ACCUMULATION) if name == EFFECTIVE else ()
     return name in scenarios.OF_A_CELL or any(
         f"{{{setting}}}" in put for setting in (name, *follow)
@@ -586,8 +587,8 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
     elif template.workload == "erg" and framework.tuning is None:
         yield (
             f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
-            " read: --command sft_trainer runs it, or say under framework_configs which backend"
-            " stands for it"
+            " read: use --command sft_trainer, or map the name to a backend under"
+            " framework_configs"
         )
     elif template.workload == "sft_trainer" and framework.file is None and name != NONE:
         yield (
@@ -597,14 +598,11 @@ def _framework(scenario_file: Scenarios, template: Template, name: str) -> Itera
 
 
 def _no_contents(scenario_file: Scenarios) -> str:
-    """FMS's shortnames are a file of its own, which may not be where it is looked for.
-
-    Empty if it is there.
-    """
+    """The end of a message: where FMS's file of shortnames was expected; "" if it was found."""
     if scenario_file.contents:
         return ""
     places = " or ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
     return (
-        f"; FMS's shortnames, for --command sft_trainer, are in its {scenarios.CONTENTS}, and there"
-        f" is none at {places}: copy it there, or give --contents"
+        f"; FMS's shortnames, for --command sft_trainer, are in its {scenarios.CONTENTS}, which is"
+        f" not at {places}: copy it there, or give --contents"
     )

@@ -65,27 +65,27 @@ class Condition:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise BadCondition(f"{text!r} is no condition") from error
+            raise BadCondition(
+                f"{text!r} is not a valid condition; compare settings, such as 'num_gpus > 1'"
+            ) from error
         for node in ast.walk(tree):
             if not isinstance(node, _ALLOWED):
-                raise BadCondition(
-                    f"{text!r} holds {type(node).__name__}; a condition compares settings"
-                )
+                raise BadCondition(f"{text!r}: a condition can't contain {type(node).__name__}")
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         code = compile(tree, "<condition>", "eval")
         return cls(text, frozenset(names - _WORDS.keys()), code, reason)
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
-        """Whether it is true of a cell."""
+        """Return whether a cell with these settings meets the condition."""
         try:
             # Safe: of the grammar only the nodes above are let through, so nothing can be called.
             return bool(eval(self.code, {"__builtins__": {}}, {**_WORDS, **settings}))
         except (NameError, TypeError, ArithmeticError) as error:
-            raise BadCondition(f"{self.text!r} can't be told: {error}") from error
+            raise BadCondition(f"{self.text!r} can't be evaluated: {error}") from error
 
 
 def matches(pattern: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a cell has all these values; a list stands for any of its values."""
+    """True if the settings have all values of the pattern; a list matches any of its items."""
     return all(
         settings.get(name) in wanted if isinstance(wanted, list) else settings.get(name) == wanted
         for name, wanted in pattern.items()
@@ -112,35 +112,35 @@ PRESETS: dict[str, tuple[Workload, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A command with places for settings."""
+    """A command with {placeholders} for settings."""
 
     workload: Workload
     words: tuple[str, ...]
 
     @property
     def launch(self) -> Launch:
-        """How several ranks of it are started, if nothing else is asked for."""
+        """What starts several ranks of the command, unless the scenario sets `launch`."""
         return {"erg": "torchrun", "sft_trainer": "accelerate"}.get(self.workload, "plain")  # type: ignore[return-value]
 
     @property
     def names(self) -> set[str]:
-        """The settings that it names, `arguments` among them."""
+        """The names in the command's placeholders, which may include `arguments`."""
         return {name for word in self.words for name in unknown_names(word, ())}
 
     @property
     def takes_all(self) -> bool:
-        """Whether every argument reaches the command."""
+        """True if every argument reaches the command."""
         return self.workload == "erg" or ARGUMENTS in self.names
 
     def command(self, settings: Mapping[str, Any], arguments: Sequence[str]) -> tuple[str, ...]:
-        """The command of one cell."""
+        """Return the command with a cell's settings and arguments filled in."""
         place = f"{{{ARGUMENTS}}}"
         words = (arguments if word == place else [fill(word, settings)] for word in self.words)
         return tuple(itertools.chain.from_iterable(words))
 
 
 def template(command: str | Sequence[str]) -> Template:
-    """The template of that text or list of words; ValueError if it can't be split."""
+    """Parse a command: text, a list of words or a preset. ValueError if it can't be split."""
     if isinstance(command, str):
         if command.strip() in PRESETS:
             return Template(*PRESETS[command.strip()])
@@ -154,7 +154,7 @@ def template(command: str | Sequence[str]) -> Template:
 
 
 def fill(text: str, settings: Mapping[str, Any]) -> str:
-    """The text with settings in it; `{{` and `}}` are braces; what is known at the start stays."""
+    """Fill settings into a text; `{{` and `}}` are braces; placeholders of AT_START stay."""
 
     def put(match: re.Match[str]) -> str:
         if match[0] in AT_START:
@@ -175,13 +175,13 @@ def fill(text: str, settings: Mapping[str, Any]) -> str:
 
 
 def unknown_names(text: str, allowed: Collection[str]) -> list[str]:
-    """Names in a text that stand for nothing."""
+    """Return a text's placeholders that are neither allowed nor filled in when a cell starts."""
     placeholders = [name for name in _PLACEHOLDER.findall(text) if name]
     return [name for name in placeholders if f"{{{name}}}" not in AT_START and name not in allowed]
 
 
 def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """`--name value` for each, several values after one name; null removes the argument."""
+    """Yield `--name value` for each argument, `--name a b` for a list and nothing for null."""
     for name, value in arguments.items():
         if value is None:
             continue
@@ -197,28 +197,28 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h)?")
 MODELS, FRAMEWORK = "model_name_or_path", "framework_config"
 
 
-# FMS's own files. Each scenario begins with the file's defaults; FMS lost a default for all later
-# scenarios once one had replaced it.
+# FMS's own files. Each scenario starts from the file's defaults. (In FMS, a default that one
+# scenario replaced was lost for all later scenarios.)
 
-NONE = "none"  # what the original writes for no framework
+NONE = "none"  # FMS's name for no framework
 DEFAULTS = "defaults.yaml"
 CONTENTS = "CONTENTS.yaml"
 ACCELERATE = "accelerate.yaml"
 CONFIG_VARIABLE = "ACCELERATION_FRAMEWORK_CONFIG_FILE"
-_SAMPLES = Path("../../sample-configurations")  # from its folder of scenarios
+_SAMPLES = Path("../../sample-configurations")  # from FMS's folder of scenarios
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A shortname's meaning: a backend of `erg train`, or a file of fms-acceleration."""
+    """What a shortname means: a backend of `erg train`, a file of fms-acceleration, or both."""
 
     name: str
     tuning: Mapping[str, Any] | None = None
     file: Path | None = None
 
 
-# Those whose like `erg train` has. accelerated-peft-bnb loads and wraps the model in a way of its
-# own and is not among them: run as plain bitsandbytes it would be its own baseline.
+# Frameworks that `erg train` can run. accelerated-peft-bnb loads and wraps the model in its own way
+# and is not among them: run as plain bitsandbytes it would be its own baseline.
 BUILTIN = {
     NONE: Framework(NONE, {"backend": "torch"}),
     "torch": Framework("torch", {"backend": "torch"}),
@@ -229,7 +229,7 @@ BUILTIN = {
 
 
 class _ListedFramework(BaseModel):
-    """An entry of CONTENTS.yaml; further keys have no use here."""
+    """An entry of CONTENTS.yaml; other keys are ignored."""
 
     shortname: Annotated[str, BeforeValidator(str)]
     filename: Annotated[str, BeforeValidator(str)]
@@ -240,7 +240,7 @@ class _Contents(BaseModel):
 
 
 def _default_arguments(path: Path | None, *, beside: Path) -> dict[str, Any]:
-    """The default arguments: of that file, or of the one beside the scenarios, if there is one."""
+    """Read default arguments from `path`, else from defaults.yaml beside the scenarios, if any."""
     if path is None:
         path = beside.parent / DEFAULTS
         if not path.is_file():
@@ -249,13 +249,13 @@ def _default_arguments(path: Path | None, *, beside: Path) -> dict[str, Any]:
 
 
 def _merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario's arguments over the defaults, in the original's order; null removes one."""
+    """Merge a scenario's arguments over the defaults, in FMS's order; null removes an argument."""
     remaining = {name: value for name, value in defaults.items() if name not in arguments}
     return {name: value for name, value in {**remaining, **arguments}.items() if value is not None}
 
 
 def contents_places(beside: Path) -> tuple[Path, ...]:
-    """Where the list of frameworks is: beside the scenarios, or where the original has it."""
+    """Where CONTENTS.yaml may be: beside the scenario file, or where FMS has it."""
     return tuple(at / CONTENTS for at in (beside.parent, beside.parent / _SAMPLES))
 
 
@@ -272,7 +272,7 @@ def _listed_frameworks(path: Path | None) -> dict[str, Framework]:
 
 
 def text(value: Any) -> str | int | float | bool | None:  # noqa: ANN401  of YAML
-    """A setting as one value: the original joins a list's by spaces."""
+    """Return a setting as one value: a list is joined by spaces, as in FMS."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if value is None or isinstance(value, str | int | float | bool):
@@ -282,14 +282,14 @@ def text(value: Any) -> str | int | float | bool | None:  # noqa: ANN401  of YAM
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A claim, and the settings of the cells that it is made of; without any: of all."""
+    """An expectation, and the settings (`when`) of the cells it is for; empty: all cells."""
 
     claim: Expectation
     when: Mapping[str, Any]
 
 
 def seconds(value: object) -> float | None:
-    """Of a number, or of a text such as 90s, 30m, 2h; None if it is none."""
+    """Parse a duration such as 90, 90s, 30m or 2h; None if it is none."""
     match = _TIME.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
     return None if match is None else float(match[1]) * _UNITS_S[match[2] or ""]
 
@@ -297,7 +297,7 @@ def seconds(value: object) -> float | None:
 def _seconds(value: object) -> float:
     time_s = seconds(value)
     if time_s is None:
-        raise ValueError("must be seconds, or such as 90s, 30m, 2h")
+        raise ValueError("must be a number of seconds, or 90s, 30m, 2h and so on")
     return time_s
 
 
@@ -312,7 +312,7 @@ def _axis(value: object) -> object:
 
 
 def _environment(value: object) -> object:
-    """Variables of a cell's own."""
+    """Check the variables under `environment`."""
     for key, item in value.items() if isinstance(value, dict) else ():
         if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or item is None:
             raise ValueError(f"takes NAME: text, not {key}: {item}")
@@ -327,7 +327,7 @@ def _data_stanza(value: object) -> object:
 
 
 def _expected(value: object) -> list[Expected]:
-    """`pattern: REGEX`, or facts of the run by name; `when` limits it to some cells."""
+    """Parse an item of `expects`: `pattern: REGEX` or facts; `when` limits it to some cells."""
     if not isinstance(value, dict) or not value.keys() - {"when"}:
         raise ValueError("takes `pattern: REGEX` or `fact: value`")
     when = value.get("when") or {}
@@ -349,7 +349,7 @@ def _claim(key: str, value: object) -> Expectation:
 
 
 def _condition(value: object) -> Condition:
-    """`require: CONDITION` with a `reason`, or the condition alone."""
+    """Parse a constraint: `require: CONDITION` with a `reason`, or the condition alone."""
     constraint = {"require": value} if isinstance(value, str) else value
     if not isinstance(constraint, dict) or not isinstance(constraint.get("require"), str):
         raise ValueError("needs `require`")  # noqa: TRY004  for pydantic
@@ -370,7 +370,7 @@ Pattern = Annotated[dict[Key, Any], Field(min_length=1)]
 
 
 class _Shared(ConfigModel):
-    """The keys of a scenario, or at the top for all of them."""
+    """Keys of a scenario that may also be at the top of the file, for all scenarios."""
 
     command: Annotated[InstanceOf[Template], BeforeValidator(_template)] | None = None
     launch: Launch | None = None
@@ -388,9 +388,10 @@ class _Shared(ConfigModel):
 
 
 class Scenario(_Shared):
-    """A scenario. Read from a file, `arguments` has the defaults, and `axes` models and frameworks.
+    """A scenario.
 
-    The other keys are then its own or those at the top of the file.
+    `read_scenarios` adds the defaults to `arguments`, models and frameworks to `axes`, and for keys
+    that the scenario lacks the values at the top of the file.
     """
 
     name: Annotated[str, Field(strict=True)]
@@ -402,7 +403,7 @@ class Scenario(_Shared):
 
     @property
     def template(self) -> Template:
-        """The scenario's command; only once the default command is set."""
+        """The scenario's command. Use it only after the default command was filled in."""
         assert self.command is not None
         return self.command
 
@@ -413,7 +414,7 @@ class Scenario(_Shared):
 
 
 class _OwnFramework(ConfigModel):
-    """`name: {backend: bnb, bits: 4}`, or `name: path/of/config.yaml`."""
+    """An entry of `framework_configs`: `name: {backend: bnb, bits: 4}` or `name: FILE`."""
 
     backend: Any = None
     bits: Any = None
@@ -423,12 +424,12 @@ class _OwnFramework(ConfigModel):
     @classmethod
     def _of_file(cls, value: Any) -> Any:  # noqa: ANN401  of YAML
         if not value:
-            raise ValueError("must be a file, or have backend")
+            raise ValueError("must be a file, or have `backend`")
         return {"file": value} if isinstance(value, str) else value
 
 
 class _ScenarioFile(_Shared):
-    """All keys of a file."""
+    """All keys of a scenario file."""
 
     scenarios: Annotated[list[Scenario], Field(min_length=1)]
     defaults: Key | None = None
@@ -438,7 +439,7 @@ class _ScenarioFile(_Shared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenarios:
-    """A whole file."""
+    """A scenario file that was read and checked."""
 
     path: Path
     scenarios: tuple[Scenario, ...]
@@ -455,9 +456,9 @@ def read_scenarios(
     contents: Path | None = None,
     frameworks: Mapping[str, str] | None = None,
 ) -> Scenarios:
-    """The file's scenarios. UsageError with everything that is wrong.
+    """Read a scenario file. Raises UsageError with everything that is wrong.
 
-    `frameworks`: files by shortname, before those of CONTENTS.yaml.
+    `frameworks`: files by shortname, which override those of CONTENTS.yaml.
     """
     file = read_yaml(path)
     settings, errors = validate(_ScenarioFile, file.values)
@@ -490,7 +491,7 @@ def read_scenarios(
 
 
 def _of_scenario(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
-    """The error with the scenario's name, instead of its number."""
+    """Return an error with the scenario's name instead of its number in the list."""
     match error.location:
         case ("scenarios", int(index), *rest):
             scenario = values["scenarios"][index]
@@ -509,7 +510,7 @@ def _framework(name: str, settings: _OwnFramework, path: Path) -> Framework:
 
 
 def _with_shared(own: Scenario, shared: _Shared, defaults: Mapping[str, Any]) -> Scenario:
-    """A scenario with the file's defaults and what the file sets for all."""
+    """Return a scenario with the default arguments and the keys at the top of the file."""
     arguments = _merged(defaults, own.arguments)
     models, frameworks = arguments.pop(MODELS, []), own.framework_config
     if "framework_config" in own.model_fields_set:

@@ -46,7 +46,7 @@ def number(text: str) -> float | None:
 
 
 def count(text: str, suffix: str = "") -> int | None:
-    """Read a count: 2048, 2048.0, 1,024, 1.2k, 3.4M. None if it is no whole, sane number."""
+    """Read a count: 2048, 2048.0, 1,024, 1.2k, 3.4M. None if it is not whole, or above 2**53."""
     if not suffix and len(text) < 16 and text.isdecimal():
         return int(text)
     figure = number(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
@@ -91,16 +91,16 @@ EVALUATION_STEP = re.compile(
 
 
 def plain(text: str) -> str:
-    """The text without its colours."""
+    """Return a text without its terminal colours."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def of_evaluation(text: str) -> bool:
-    """Whether the line is labelled as one of evaluation, validation or test."""
+    """True if a line is labelled as evaluation, validation or test."""
     text = plain(text)
     low = text.lower()
     if "val" not in low and "test" not in low:
-        return False  # what most lines are spared: the full look
+        return False  # most lines skip the full search
     if _MARKED.search(text) and not _MARKED_TRAINING.search(text):
         return True
     first = _FIRST_FIGURE.search(text)
@@ -142,7 +142,7 @@ _TRAIN_PREFIX = re.compile(r"(?:train|training|perf|performance|metrics|optim|gl
 
 @lru_cache(maxsize=4096)
 def meaning(printed: str) -> Meaning | None:
-    """What this name means, or None if it is nothing to us."""
+    """What a printed name means; None if ergmeter has no use for it."""
     name = re.sub(r"[\s\-]+", "_", printed.strip().lower()).replace("(", "").replace(")", "")
     match = _TRAIN_PREFIX.fullmatch(name)
     return _meaning(name) or (_meaning(match[1]) if match else None)
@@ -219,7 +219,7 @@ _ONLY_STEP = re.compile(
 
 
 class NamedNumber(NamedTuple):
-    """A name that means something, with its number."""
+    """A number with its printed name and what the name means."""
 
     means: Meaning
     printed: str
@@ -228,7 +228,7 @@ class NamedNumber(NamedTuple):
 
 
 def worth_reading(text: str) -> bool:
-    """A quick look that spares most lines of output the full one."""
+    """False if a line can't have figures of a step: a quick check that skips most lines."""
     low = text.lower()
     for hint in HINTS:
         if hint in low:
@@ -237,7 +237,7 @@ def worth_reading(text: str) -> bool:
 
 
 def pairs(text: str) -> list[NamedNumber]:
-    """The pairs of a line that mean something, as they stand in it."""
+    """Return the named numbers of a line whose names have a meaning, in their order."""
     text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (parsed := _json_pairs(text)) is not None:
         return parsed
@@ -245,7 +245,7 @@ def pairs(text: str) -> list[NamedNumber]:
 
 
 def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
-    """Whether all that a line says is about an evaluation, by its label or its step's name."""
+    """True if a line is of an evaluation, by its label or the name of its step."""
     kinds = {pair.means.kind for pair in pairs}
     if not kinds & {"step", "loss", "count", "eval"}:
         return False
@@ -255,8 +255,8 @@ def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
 
 
 def is_step_line(pairs: list[NamedNumber], text: str) -> bool:
-    """Whether a line ends a step of training, if it is no evaluation's: it has a step's number, or
-    tokens and a loss."""
+    """True if a line that is no evaluation's ends a training step: it has a step number, or tokens
+    and a loss."""
     kinds = {pair.means.kind for pair in pairs}
     step = next((pair for pair in pairs if pair.means.kind == "step"), None)
     if step is None:
@@ -286,7 +286,7 @@ def _figures_in(text: str) -> list[NamedNumber]:
 
 
 def _named(text: str, match: re.Match[str]) -> tuple[Meaning | None, NamedNumber | None]:
-    """What a name means and its figure, each None if there is none."""
+    """The meaning of a matched name, and its number with that meaning; each None if absent."""
     printed, separator, figure, unit = match.groups()
     start = match.start()
     if start > 1 and text[start - 1] == " " and text[start - 2].isalpha():
@@ -308,13 +308,13 @@ def _named(text: str, match: re.Match[str]) -> tuple[Meaning | None, NamedNumber
 def named_number(
     means: Meaning | None, printed: str, figure: str, suffix: str = "", *, spaced: bool = False
 ) -> NamedNumber | None:
-    """The figure with its meaning; None if it means nothing or the suffix does not go with it."""
+    """Return a number with its meaning; None without a meaning, or if the suffix does not fit."""
     value = None if means is None else figure_of(means, figure, suffix)
     return None if means is None or value is None else NamedNumber(means, printed, value, spaced)
 
 
 def _is_duration(printed: str, before: str) -> bool:
-    """Whether this names how long the step took; `saved in 3 s` and `data time: 3 ms` do not."""
+    """True if a name is of the step's duration; False for `saved in 3 s` and `data time: 3 ms`."""
     word = _WORD_BEFORE.search(before[-_REACH:])
     return printed.lower() in _DURATIONS and (word is None or word[1].lower() in _OF_STEP)
 
@@ -344,7 +344,7 @@ def _add_unnamed(text: str, figures: dict[int, NamedNumber], meanings: dict[int,
 
 
 def _stands_alone(text: str, match: re.Match[str]) -> bool:
-    """Whether a time is all that stands between two bars, brackets or commas, and the only one."""
+    """True if a time is alone between two bars, brackets or commas, and no other time is."""
     before = text[: match.start(1)].rstrip()[-1:]
     return before in ("|", "(", ",", "[") and len(_ALONE.findall(text)) == 1
 
@@ -361,7 +361,7 @@ def _qualified(before: str, name: str) -> str:
 
 
 def figure_of(means: Meaning, text: str, suffix: str) -> float | None:
-    """The figure in the unit its name has; None with a suffix that does not go with it, as "%"."""
+    """Return a number in the unit of its name; None if the suffix does not fit, such as "%"."""
     if means.kind in ("step", "epoch_steps"):
         return count(text, suffix) if suffix == "" else None
     if means.kind == "count":
@@ -376,7 +376,7 @@ def figure_of(means: Meaning, text: str, suffix: str) -> float | None:
 
 
 def _with_bar(text: str, pairs: list[NamedNumber]) -> list[NamedNumber]:
-    """A loss shown in a progress bar belongs to the bar's n, where no step is named."""
+    """Add a progress bar's n as the step number, if the line has a loss and no named step."""
     kinds = {pair.means.kind for pair in pairs}
     progress = bar(text) if "loss" in kinds and "step" not in kinds else None
     step = meaning("it")

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class Losses:
-    """Watches the losses of steps and marks, once, that they are not finite."""
+    """Watches the losses of steps; marks once that they became nan or infinite, and recovered."""
 
     def __init__(self) -> None:
-        self._since = ""  # where it began
+        self._since = ""  # where losses became nan or infinite
         self._marks = 0  # marks
 
     def watch(self, t_ns: int, loss: float | None, where: str) -> Iterator[Mark]:
-        """Take the loss of the next line, and where in the training that is."""
+        """Take the loss of the next line; `where` says which step or epoch that is."""
         if loss is None or self._marks > 1 or math.isfinite(loss) != bool(self._since):
             return
         self._marks += 1
         if self._since:
-            message = f"loss is a number again from {where} on; it was none from {self._since} on"
+            message = f"loss is finite again from {where} on; it was not from {self._since} on"
         else:
             message, self._since = f"loss is not a number ({loss}) from {where} on", where
         yield Mark(t_ns, "value_refused", message)
@@ -48,16 +48,16 @@ LineKind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 @dataclass(slots=True)
 class ParsedLine:
-    """A line of output: its kind and figures; of a step line also its step.
+    """A parsed line of output: its kind and figures; for a step line also its step.
 
-    It is what lies between a line and a Step, for every importer.
+    Every importer turns lines into these, and these into Steps.
     """
 
     kind: LineKind
     pairs: list[NamedNumber] = field(default_factory=list)
     t_ns: int = 0  # when it came; in a file, when it was written
-    is_timed: bool = False  # that is known
-    clock: str | None = None  # of a file: how that is known
+    is_timed: bool = False  # t_ns is known
+    clock: str | None = None  # of a file: where t_ns is from
     stamp_ns: int | None = None  # its timestamp, where the clock is another
     number: int | None = None  # the step it ends
     steps: int | None = None  # since the line before
@@ -84,18 +84,18 @@ class ParsedLine:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Those of its figures that are fields of Step, by name."""
+        """The line's figures that are fields of Step, by name."""
         values = ((name, getattr(self, name)) for name in STEP_FIGURES)
         return {name: value for name, value in values if value is not None}
 
     @property
     def totals_from_zero(self) -> bool:
-        """Whether its totals were zero before the work of this line."""
+        """True if the running totals were zero before this line's work."""
         is_first = self.number in (0, 1) and all(self.totals.values())
         return self.since_start_s is not None or is_first
 
     def understand(self, modes: Mapping[str, Mode]) -> None:
-        """Sorts its counts by what they cover. A total is exact over any span, so it goes first."""
+        """Sort the counts into totals and amounts by what they cover; totals, being exact, win."""
         for name, value in self.counts.items():
             step_field, mode = COUNTS[name][0], modes[name]
             if mode == "total":
@@ -105,7 +105,7 @@ class ParsedLine:
                 self.amounts.setdefault(step_field, (value, mode))
 
     def complete(self, further: ParsedLine) -> None:
-        """Adds what another line about the same step has and this one lacks."""
+        """Add what another line about the same step has and this line lacks."""
         for name, value in further.figures.items():
             if getattr(self, name) is None or (name == "loss" and further.is_bar):
                 setattr(self, name, value)
@@ -114,7 +114,7 @@ class ParsedLine:
         self.amounts |= {name: v for name, v in further.amounts.items() if name not in counted}
 
     def steps_since(self, last: int) -> int | None:
-        """The steps after the last number; None if that is higher and nothing says how many."""
+        """The number of steps since step `last`; None if the number fell for an unknown reason."""
         if self.number is None:
             return None
         if self.number > last:
@@ -143,7 +143,7 @@ COUNTS: dict[str, tuple[str, Mode | None]] = {
 def decide_mode(
     numbers: Sequence[int | None], values: Sequence[int], *, final: bool
 ) -> Mode | None:
-    """What a count without a telling name counts over, from its first values; None: not yet.
+    """Decide from its first values what a count with an ambiguous name covers; None: too early.
 
     A total only grows, and by about what it started with: 2048, 4096, 6144. Batches that happen
     to grow for a few lines, 100, 120, 140, grow by less. A total seen from its middle on grows by
@@ -168,7 +168,7 @@ def decide_mode(
 
 
 def _from_zero(number: int | None, value: int, growth: Sequence[float]) -> bool:
-    """Whether a total that grew like this from step 0 on would be about this by now."""
+    """True if a total that grew at this rate from step 0 on would now be about `value`."""
     if number is None:
         return False
     expected = number * sum(growth) / len(growth)
@@ -176,10 +176,10 @@ def _from_zero(number: int | None, value: int, growth: Sequence[float]) -> bool:
 
 
 class Total:
-    """A count that was decided to be a running total, with a check of that decision.
+    """Checks a count that was decided to be a running total.
 
-    A fall while the step number rises disproves it, unless to about what one line adds: then it
-    began again.
+    A fall while the step number rises disproves that, unless the count falls to about what one line
+    adds: then the total began again.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Total:
         self._since_fall: int | None = None  # lines
 
     def disproved(self, number: int | None, value: int) -> int | None:
-        """Take the next value. Returns the one before it, if a total can't go on like this."""
+        """Take the next value. Returns the value before it if this can't be a running total."""
         before, self._value = self._value, value
         last, self._number = self._number, number
         if before is None:
@@ -214,7 +214,7 @@ def _growth_per_step(numbers: Sequence[int | None], values: Sequence[int]) -> It
 
 
 def mode_note(name: str, mode: Mode, values: Sequence[int]) -> str:
-    """The text of the decision, with what to do if it is wrong."""
+    """The note on what a count was decided to cover, and what to do if that is wrong."""
     listed = ", ".join(str(value) for value in values)
     what = {
         "step": "the count of one step (times the steps a line covers)",
@@ -227,9 +227,9 @@ def mode_note(name: str, mode: Mode, values: Sequence[int]) -> str:
 
 
 def retracted_note(name: str, before: int, value: int) -> str:
-    """The text that a count was no total after all."""
+    """The note that a count is not a running total after all."""
     return (
         f"{name}= fell from {before} to {value} while the steps went on, so it is no running "
-        "total: read as the count of one step from here on; what was made of the lines before is "
-        "wrong; --tokens-are step reads them all so"
+        "total: from here on it is read as the count of one step; the counts of earlier lines are "
+        "wrong; --tokens-are step reads all lines this way"
     )

@@ -45,7 +45,7 @@ class Epoch:
 
 
 class EpochPace:
-    """The steps of an epoch, as far as known, and the last step that was believed."""
+    """Estimates the steps per epoch from logs whose step and epoch are known."""
 
     def __init__(self, low: float, high: float) -> None:
         self._low, self._high = low, high
@@ -55,13 +55,13 @@ class EpochPace:
 
     @classmethod
     def through(cls, points: Sequence[tuple[int, Epoch]]) -> EpochPace | None:
-        """The pace at which each of these steps is at its epoch, if there is one."""
+        """Return the pace that fits all these steps and epochs; None if none does."""
         bounds = [_bounds(n, epoch) for n, epoch in points]
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
         return cls(low, high) if low <= high * (1 + _EXACT) else None
 
     def steps(self, epoch: Epoch, total: int | None) -> range:
-        """The steps that this epoch may be of."""
+        """The range of steps at which this epoch may be printed."""
         low, high = self._low * epoch.low, self._high * epoch.high + math.floor(epoch.high)
         if self._n is not None and self.last is not None:
             turns = math.floor(epoch.high) - math.floor(self.last.low)
@@ -72,19 +72,19 @@ class EpochPace:
 
     @property
     def next_regular(self) -> int | None:
-        """The next step at the usual stride, where two strides in a row were the same."""
+        """The next step at the usual stride; None unless the last two strides were equal."""
         if self._n is None or len(self._strides) < 2 or self._strides[0] != self._strides[1]:
             return None
         return self._n + self._strides[0]
 
     @property
     def next_multiple(self) -> int | None:
-        """The next step, if logs are at the multiples of the last stride; no bar has to say so."""
+        """The next step, if logs come at multiples of the last stride; else None."""
         stride = self._strides[-1] if self._strides else 0
         return self._n + stride if self._n and stride and self._n % stride == 0 else None
 
     def believe(self, n: int, epoch: Epoch) -> None:
-        """This step was at this epoch. Only what left no choice makes the pace more exact."""
+        """Record that step `n` was at this epoch. Only unambiguous epochs narrow the pace."""
         if len(self.steps(epoch, None)) == 1:
             low, high = _bounds(n, epoch)
             low, high = max(low, self._low), min(high, self._high)
@@ -96,7 +96,7 @@ class EpochPace:
 
 
 def _bounds(n: int, epoch: Epoch) -> tuple[float, float]:
-    """The least and most steps of an epoch that put step n here."""
+    """The least and the most steps per epoch with which step `n` is at this epoch."""
     high = n / epoch.low if epoch.low > 0 else math.inf
     return (n - math.floor(epoch.high)) / epoch.high, high
 
@@ -121,7 +121,7 @@ _OTHER_UNIT = re.compile(r"epochs?/s\b|s/epochs?\b")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A drawn bar: n of total, which a loop without a known end has not."""
+    """A drawn progress bar: n of total. `total` is None for a loop without a known end."""
 
     n: int
     total: int | None
@@ -132,7 +132,7 @@ class Bar:
 
 
 def bar(text: str) -> Bar | None:
-    """The bar drawn in this line, if there is one. A bar of a file's bytes is none."""
+    """Return the progress bar in a line, if any; bars that count a file's bytes are ignored."""
     if "%|" not in text and " [" not in text:
         return None
     match = _BAR.search(text)
@@ -181,7 +181,7 @@ class _Log:
     n: int | None = None
 
     def choices(self) -> list[tuple[int | None, int]]:
-        """The bars that may be its own, each with a cost."""
+        """The bars that may belong to this log, each with a cost."""
         costs: dict[int | None, int] = {None: _MISSED, self.before: _BEFORE}
         costs |= dict.fromkeys(self.after[:_AROUND], _OTHER_BAR)
         if self.own is not None:
@@ -190,7 +190,7 @@ class _Log:
 
 
 class BarSteps:
-    """Gives logs their step number, in order, where it can be known."""
+    """Gives logs their step numbers, in order, as far as bars and epochs determine them."""
 
     def __init__(self) -> None:
         self.total: int | None = None  # the steps of the training, by its bar
@@ -202,7 +202,7 @@ class BarSteps:
         self._fine = False  # epochs are printed to more than two decimals
 
     def log(self, line: ParsedLine) -> Iterator[ParsedLine]:
-        """A log was printed. Yields the logs that need wait no longer."""
+        """Take a printed log; yield the logs that no longer wait for a bar."""
         epoch = line.epoch
         if epoch is None or not math.isfinite(epoch) or epoch <= 0:
             yield from self.flush()
@@ -223,7 +223,7 @@ class BarSteps:
         yield from self._settled()
 
     def draw(self, progress: Bar) -> Iterator[ParsedLine]:
-        """A bar was drawn. Yields the logs whose number is now known."""
+        """Take a drawn bar; yield the logs whose step number is now known."""
         if not self._is_training(progress) or progress.n < 1:
             return
         self._last_bar = progress.n
@@ -235,7 +235,7 @@ class BarSteps:
         yield from self._settled()
 
     def flush(self) -> Iterator[ParsedLine]:
-        """Nothing more will come for these: yield every log that waits."""
+        """Yield every waiting log: no more bars will come for them."""
         if self._pace is None:
             self._compare(final=True)
         yield from self._settled()
@@ -252,11 +252,11 @@ class BarSteps:
         return bool(self._queue)
 
     def is_own(self, progress: Bar) -> bool:
-        """Whether this was a bar of the training, once it was drawn."""
+        """True if this bar, which `draw` has already taken, is the training's."""
         return not progress.described and not progress.nested and progress.total == self.total
 
     def _is_training(self, progress: Bar) -> bool:
-        """Whether this is the training's bar: undescribed, and the longest since one began."""
+        """True if this is the training's bar: without a description, and the longest so far."""
         if progress.described or progress.nested or progress.total is None:
             return False
         if self.total is None or progress.n == 0 or progress.total > self.total:
@@ -283,7 +283,7 @@ class BarSteps:
             yield self._popped()
 
     def _decide(self, log: _Log, pace: EpochPace) -> bool:
-        """Give a log its number. False: the bar that tells it may still come."""
+        """Set a log's step number; False if the bar that has it may still come."""
         likely = pace.steps(log.epoch, self.total)
         if len(likely) == 1:
             wanted: int | None = likely[0]
@@ -298,7 +298,7 @@ class BarSteps:
         return log.n is not None or any(n >= end for n in log.after)
 
     def _popped(self) -> ParsedLine:
-        """The first log with its number, which the epochs tell where no bar did."""
+        """Remove the first log and return its line, numbered by its bar or else by its epoch."""
         log = self._queue.popleft()
         if self._pace is not None:
             if log.n is None:
@@ -319,7 +319,7 @@ class BarSteps:
         return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
 
     def _compare(self, *, final: bool) -> None:
-        """Compares the first logs with each other."""
+        """Find the pace that best fits the first logs and the bars around them, if possible."""
         logs = [log for log in self._queue if final or self._heard(log)]
         if len(logs) < 2:
             return
@@ -333,7 +333,7 @@ class BarSteps:
                 log.n = n
 
     def _heard(self, log: _Log) -> bool:
-        """Whether the bars around a log have been seen."""
+        """True if the bars around a log have been seen."""
         return log.own is not None and (len(log.after) >= _AROUND or log.own == self.total)
 
     def _readings(self, logs: Sequence[_Log]) -> Iterator[_Reading]:
@@ -352,6 +352,6 @@ class BarSteps:
 
 
 def _even(numbers: Sequence[int]) -> bool:
-    """Whether these are multiples of one stride, one after the other, as logs are."""
+    """True if the numbers are consecutive multiples of one stride, as those of logs are."""
     strides = {later - earlier for earlier, later in pairwise(numbers)}
     return len(strides) == 1 and numbers[0] % strides.pop() == 0

@@ -1,6 +1,6 @@
 """Turns the step lines of an output into records.
 
-A program's own figures (tokens/s, MFU) may be averages of rates or include the compile, so they
+A program's own figures (tokens/s, MFU) may be averages of rates or include compilation, so they
 become Reported. A Step is made only of counted tokens and of the times at which lines came.
 """
 
@@ -65,18 +65,18 @@ class StepLineImporter(Importer):
         return RecordReader(self.step_lines()).records(lines)
 
     def step_lines(self) -> StepLines:
-        """Reads its step lines one by one."""
+        """Return a reader of step lines in this importer's dialect."""
         return StepLines(self.dialect())
 
 
 class RecordReader:
-    """One pass over one output."""
+    """Turns the lines of one output into records, in one pass."""
 
     def __init__(self, step_lines: StepLines, *, tokens_are: Mode | None = None) -> None:
         self._step_lines = step_lines
         self._dialect = step_lines.dialect
         self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
-        self._understood: dict[str, str] = {}  # by name: what its counts were taken for
+        self._understood: dict[str, str] = {}  # by count's name: the note on what it was taken for
         if tokens_are is not None:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
@@ -86,7 +86,7 @@ class RecordReader:
         self._begin()
 
     def _begin(self) -> None:
-        """Forgets the run before, if there was one."""
+        """Reset the state for a new run."""
         self._spans, self._losses, self._numbers = StepSpans(), Losses(), MixedNumbers()
         self._is_mixed = False
         self._pending: list[ParsedLine] = []
@@ -139,7 +139,7 @@ class RecordReader:
             yield from self._spans.tick(t_ns)
 
     def _beside(self, line: Line, parsed: ParsedLine) -> Iterator[Record]:
-        """A line that is no step."""
+        """Yield the records of a line that is not a step line."""
         t_ns = self._now_ns if line.t_ns is None else line.t_ns
         yield from self._say(t_ns, *self._dialect.notes)
         stated = [pair for pair in parsed.pairs if not pair.spaced]  # and not prose
@@ -202,7 +202,7 @@ class RecordReader:
             yield from self._release(final=False)
 
     def _compare_with_last(self, line: ParsedLine, *, rose: bool) -> Iterator[Record]:
-        """Compares the line's number with those before."""
+        """Check the step number against those before: is it a repetition, or another program's?"""
         last, self._number = self._number, line.number
         names = frozenset(p.means.name for p in line.pairs if p.means.kind not in ("step", "epoch"))
         if line.number is None or line.is_bar:
@@ -284,7 +284,7 @@ class RecordReader:
             yield from self._reported(line.pairs, "learning_rate", "grad_norm")
 
     def _disprove(self, line: ParsedLine) -> Iterator[Record]:
-        """Retracts a total that falls while the steps go on."""
+        """Take a count for one step's if it passed for a running total and falls as steps go on."""
         for name, value in line.counts.items():
             total = self._totals.get(name)
             before = total.disproved(line.number, value) if total else None
@@ -302,5 +302,5 @@ class RecordReader:
         for name in line.counts:
             step_field, mode = COUNTS[name]
             if mode == "step" and step_field not in line.totals:
-                message = f"{name}= taken times the steps a line covers, as if all had that many"
+                message = f"{name}= multiplied by the steps of a line, as if all had that many"
                 yield from self._say(line.t_ns, message)

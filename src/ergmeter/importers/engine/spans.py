@@ -5,8 +5,8 @@ A line marks the end of its steps; they began when the line before it came. Thre
 - Lines that arrive in one read share one time. They become one span of several steps, or a Step
   each where the lines print how long their steps took.
 - The first running total only opens the window: the work before it is unknown.
-- Numbers that begin again with each epoch are no restart if the epoch, a running total or an
-  evaluation shows that the training goes on. Otherwise the pace decides.
+- Step numbers that begin again with each epoch are no restart if the epoch, a running total or an
+  evaluation shows that the training goes on. Otherwise the time since the last line decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Edge:
     t_ns: int
     number: int | None
     totals: dict[str, int]
-    flushed: bool = False  # by lines that came faster than they can be printed
+    flushed: bool = False  # its lines came faster than lines can be printed
     came_ns: int | None = None  # when its lines came, where their own times say when they ended
 
 
@@ -64,7 +64,7 @@ class Span:
         return {**figures, "steps": None if None in each else sum(n or 0 for n in each)}
 
     def add(self, line: ParsedLine) -> None:
-        """Takes the next line. Lines of an earlier instant become one, so that few are stored."""
+        """Add the next line. Lines that arrived earlier are merged into one, so few are stored."""
         if line.t_ns != self.last.t_ns:
             sums = {name: self._sum(name) for name in self.last.amounts}
             amounts: dict[str, tuple[int, Mode]]
@@ -74,16 +74,16 @@ class Span:
         self.count += 1
 
     def stalled(self, edge: Edge) -> bool:
-        """Whether the token totals stand still: printed rounded, they move once in many lines.
+        """True if the token totals did not grow: rounded totals grow once in many lines.
 
-        A step of no tokens would be false, so such a span stays open until the total moves. A total
-        of zero that stays zero is no total at all, and does not hold anything up.
+        A step of no tokens would be wrong, so such a span stays open until a total grows. A total
+        that stays zero is ignored.
         """
         totals = {f: v for f, v in self.last.totals.items() if f != "samples" and v > 0}
         return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
 
     def own_ns(self) -> list[int]:
-        """The printed time of each line; empty unless all have one and came at one instant."""
+        """Each line's printed duration; empty unless all lines have one and came at one instant."""
         came_ns = self.lines[0].t_ns
         if any(not line.own_s or line.clock or line.t_ns != came_ns for line in self.lines):
             return []
@@ -92,7 +92,7 @@ class Span:
         ]
 
     def step_by_step(self, edge: Edge, end_ns: int) -> Iterator[Step]:
-        """A Step for each of its lines, by their own times, the last of which ends then."""
+        """Yield a Step for each line, as long as its printed time; the last ends at `end_ns`."""
         each_ns = self.own_ns()
         edge = Edge(end_ns - sum(each_ns), edge.number, edge.totals)
         for line, own_ns in zip(self.lines, each_ns, strict=True):
@@ -101,7 +101,7 @@ class Span:
             edge = Edge(line.t_ns, line.number, {**edge.totals, **line.totals})
 
     def step(self, edge: Edge) -> Step:
-        """The Step from the edge to the last line."""
+        """Return the Step from the edge to the span's last line."""
         last = self.last
         fields = self.figures
         for name in (*last.amounts, *last.totals):
@@ -193,11 +193,11 @@ class StepSpans:
         self._no_steps_noted = False  # of them
 
     def began(self, t_ns: int) -> None:
-        """Sets when the program started: no step began before."""
+        """Set when the program started: no step starts earlier."""
         self._since_ns = t_ns
 
     def push(self, line: ParsedLine) -> Iterator[Step | Mark]:
-        """Take the next line. Yields the span before it once that is known to be complete."""
+        """Take the next line; yield the Step before it if this line shows that it is complete."""
         span = self._open
         if span is not None and line.number is not None and line.number == span.last.number:
             span.last.complete(line)
@@ -218,9 +218,9 @@ class StepSpans:
             self._add(line)
 
     def tick(self, t_ns: int) -> Iterator[Step | Mark]:
-        """Time went on: a span that has waited long enough is complete.
+        """Close the open span if no line came for a while, until `t_ns`.
 
-        A block may be the last one, which came because the program ended: it waits for the next.
+        A block of lines that may be the program's last, flushed at its end, waits for the next.
         """
         span = self._open
         is_waiting = span is not None and t_ns > span.last.t_ns + GRACE_NS
@@ -244,16 +244,16 @@ class StepSpans:
         self._edge = self._open = None
 
     def paused(self, t_ns: int) -> Iterator[Step | Mark]:
-        """Something else ended now and began where the last span did: training resumes here."""
+        """Leave the time from the last span to `t_ns` out of training: something else ran then."""
         yield from self._close()
         if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
             self._edge.t_ns = t_ns
 
     def resumes(self, line: ParsedLine) -> bool:
-        """Whether all of an evaluation, and no training, lies between the last line and this one.
+        """True if only an evaluation, and no training, lies between the last line and this one.
 
-        So it is where every step has its line. Else some steps between two lines may lie before
-        the evaluation, and without their time the others would be too fast.
+        That needs a line for every step. Else some steps may lie before the evaluation, and without
+        their time the others would seem too fast.
         """
         between = line.evaluated_ns is not None and (
             self._last_t_ns < line.evaluated_ns < line.t_ns and self._edge is not None
@@ -264,7 +264,7 @@ class StepSpans:
         return line.number == last + 1 or (bool(self._strides) and self._fell(line))
 
     def evaluated(self, t_ns: int) -> Iterator[Step | Mark]:
-        """An evaluation took the time from the last line until now."""
+        """Yield the time from the last line until `t_ns` as an evaluation."""
         start_ns = self._last_t_ns
         yield from self.paused(t_ns)
         if self._edge is not None and self._edge.t_ns == t_ns:
@@ -272,17 +272,17 @@ class StepSpans:
 
     @property
     def opened(self) -> bool:
-        """Whether a line has been seen: the next one can be given a start."""
+        """True after the first line: the next step has a start."""
         return self._edge is not None
 
     @property
     def pending(self) -> bool:
-        """Whether a Step is under way."""
+        """True if lines wait to become a Step."""
         return self._open is not None
 
     @property
     def last_number(self) -> int | None:
-        """The number of the last line."""
+        """The step number of the last line."""
         if self._open is not None:
             return self._open.last.number
         return self._edge.number if self._edge else None
@@ -295,7 +295,7 @@ class StepSpans:
 
     @property
     def _totals(self) -> dict[str, int]:
-        """The last of each running total: a line of a block may lack one."""
+        """The latest value of each running total: a single line may lack one."""
         before = self._edge.totals if self._edge else {}
         return {**before, **self._open.last.totals} if self._open else before
 
@@ -330,7 +330,7 @@ class StepSpans:
         return None
 
     def _begin(self, line: ParsedLine) -> None:
-        """Open a window. A line that gives its own time is a span already."""
+        """Start a window of steps. A line that prints its own duration is its first span."""
         own_ns = round((line.since_start_s or line.own_s or 0) * NS_PER_S)
         complete = line.totals_from_zero or not line.totals
         # Its own time can't reach back over a span that is already accounted for.
@@ -381,9 +381,9 @@ class StepSpans:
         return median_low(self._strides) if self._strides else 1
 
     def _began_again_at_once(self, span: Span, line: ParsedLine) -> Mark:
-        """Numbers that fell, and more in the same read: an older block, or another's.
+        """Drop a block of lines that began with a lower step number, and return a restart mark.
 
-        An epoch's end falls within a block, and hardly ever between two. So the block has no time.
+        It is an older block or another training's: an epoch rarely ends exactly between two blocks.
         """
         before = self._edge.number if self._edge else None
         self._edge, self._open = Edge(line.t_ns, line.number, line.totals), None
@@ -393,7 +393,7 @@ class StepSpans:
         return Mark(line.t_ns, "restarted", message)
 
     def _renumber(self, line: ParsedLine) -> Iterator[Step | Mark]:
-        """A bar that begins again at 0: nothing was done since, and the next counts from here."""
+        """A progress bar that restarts at 0 with no step done in between: count from 0 again."""
         if self._open is not None and self._last_t_ns != line.t_ns:
             yield from self._close()
         if self._open is not None:
@@ -402,7 +402,7 @@ class StepSpans:
             self._edge.number = 0
 
     def _stretch(self, edge: Edge, span: Span, line: ParsedLine) -> bool:
-        """Let a first span, whose start is known from its own time, take in a later line."""
+        """Move a first span's start so that it can include this line; False if that is unknown."""
         if line.since_start_s:
             edge.t_ns = span.last.t_ns - round(line.since_start_s * NS_PER_S)
         elif line.own_s:
@@ -439,10 +439,10 @@ class StepSpans:
     def _lay_out(
         self, edge: Edge, span: Span, own_ns: list[int]
     ) -> Generator[Step | Mark, None, bool]:
-        """Make each line of one instant a Step of its own time; False if their times don't fit.
+        """Yield a Step for each line of a block, by printed times; return False if they don't fit.
 
-        A buffer is written out while a line is printed that does not fit into it: the first line
-        of the next block ended when this one came.
+        A full buffer is written out when the next line is printed. So the step of the next block's
+        first line ended when this block came.
         """
         last, came_ns = span.last, span.last.t_ns
         total_ns, slack_ns, since_ns = sum(own_ns), own_ns[-1], edge.t_ns
@@ -475,12 +475,12 @@ class StepSpans:
             self._largest = max(self._largest, span.count)
 
     def _comes_in_blocks(self, more: int = 0) -> bool:
-        """Whether most lines, with these, were held back and came at one instant with others."""
+        """True if most lines, with `more`, were buffered and came together with others."""
         blocks, lines = self._block_lines + more, self._lines + more
         return blocks > 0 and blocks + self._untimed >= _MOSTLY * (lines + self._untimed)
 
     def _may_be_last_block(self, span: Span) -> bool:
-        """Whether a span is a block of lines that don't say themselves how long they took."""
+        """True if a span is likely a buffered block, of lines without printed times."""
         edge = None if span.first else self._edge
         is_block = edge is not None and _are_held_back(span, span.last.t_ns - edge.t_ns)
         came_before = self._block_lines > 0 or self._untimed >= _BLOCK_LINES - 1
@@ -488,7 +488,7 @@ class StepSpans:
         return is_likely and not span.own_ns()
 
     def _leave_out_last(self, span: Span) -> Iterator[Mark]:
-        """A block that came last: the program may have ended long after the last of its steps."""
+        """Drop the last block: the program may have ended long after the last of these steps."""
         self._untimed += span.count
         self._largest = max(self._largest, span.count)
         self._open = None

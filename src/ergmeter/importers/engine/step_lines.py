@@ -27,7 +27,7 @@ from ergmeter.ports import Line
 
 
 class Dialect:
-    """How a program prints its steps; this class reads a loop of any make.
+    """How a program prints its steps; this base class reads any training loop.
 
     A subclass overrides what its program prints differently: which figures a line holds. Numbers,
     ranks, clocks and restarts are handled once, by `StepLines`, `reading` and `log`. An instance
@@ -37,23 +37,23 @@ class Dialect:
     # Its numbers count the whole training: one that falls is a restart, one that comes again is a
     # bar drawn again or another rank's line, and no step.
     whole_numbers: bool = False
-    # Its own rates are means over this many steps, so those of the first steps hold the compile.
+    # Its rates are means over this many steps, so those of the first steps include compilation.
     rate_steps: int = 1
     # Its counts are of the whole training, whichever rank prints them.
     counts_all_ranks: bool = False
-    # Its step lines were counted, and how many steps lie between two is not known: stamps say when
-    # they were, and only the printed step times how long a step took.
+    # It prints no step numbers, so its lines were counted: only the printed step times say how long
+    # a step took.
     sums_step_times: bool = False
 
     def __init__(self) -> None:
-        self.notes: list[str] = []  # what was assumed, to be told once each
+        self.notes: list[str] = []  # assumptions, each reported once
 
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yields the lines, with those that make one step together joined."""
         return iter(lines)
 
     def wanted(self, text: str) -> bool:
-        """A quick check that skips most lines."""
+        """False if a line can't be a step line: a quick check that skips most lines."""
         return worth_reading(text)
 
     def pairs(self, text: str) -> list[NamedNumber]:
@@ -61,7 +61,7 @@ class Dialect:
         return pairs(text)
 
     def is_step(self, pairs: list[NamedNumber], text: str) -> bool:
-        """Whether a line with these figures ends a step of training."""
+        """True if a line with these figures ends a step of training."""
         return is_step_line(pairs, text) and not of_hf_trainer(pairs, text)
 
     def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:
@@ -88,11 +88,11 @@ class NumberedLines(Dialect):
     counts_all_ranks = True
 
     def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
-        """Every line with a step's number is one."""
+        """True for every line with a step number."""
         return any(pair.means.kind == "step" for pair in pairs)
 
     def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
-        """None of those that are wanted is."""
+        """Always False: `wanted` lets no line of an evaluation through."""
         return False
 
 
@@ -103,7 +103,7 @@ def with_step(pairs: Iterable[NamedNumber | None]) -> list[NamedNumber]:
 
 
 def of_hf_trainer(pairs: list[NamedNumber], text: str) -> bool:
-    """A dict with an epoch and no step is transformers' own; another importer reads it better."""
+    """True for a dict of transformers' Trainer (epoch, no step), which has its own importer."""
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in pairs)
 
 
@@ -175,7 +175,7 @@ _RECENT = 8  # steps: ranks are hardly ever further apart
 def rank_of(text: str) -> int | None:
     """The rank named in a line."""
     if "ank" not in text and "ANK" not in text and not text.startswith("[") and "[d" not in text:
-        return None  # what most lines are spared: the full look
+        return None  # most lines skip the full search
     match = _NAMED.search(text)
     return int(match[1] or match[2] or match[3]) if match else None
 
@@ -227,7 +227,7 @@ Verdict = Literal["next", "again", "restart"]
 
 
 class Numbering:
-    """Judges the numbers of one output as they come."""
+    """Judges whether each step number of an output is the next step, a repetition or a restart."""
 
     def __init__(self) -> None:
         self._first: int | None = None
@@ -240,7 +240,7 @@ class Numbering:
         return self._last[0] if self._last else None
 
     def judge(self, number: int, line: Line) -> Verdict:
-        """Take the next number, and the line it stands in."""
+        """Judge the next step number, which is printed in this line."""
         if self._last is None:
             self._first, self._last = number, (number, line)
             return "next"
@@ -253,7 +253,7 @@ class Numbering:
         return "restart"
 
     def _is_late(self, number: int, line: Line) -> bool:
-        """Whether this is the line of a rank that was slow to print the step before."""
+        """True if a slow rank printed this line, which is of the step before the last."""
         if self._before is None or self._last is None or number == self._first:
             return False
         if number != self._before[0]:
@@ -314,7 +314,7 @@ _NO_TIME = "can't be how long a step took"
 _NO_PACE = "can't be a pace"
 _REFUSED = "{}={:g}{} {}: it is left out, and so are others like it"
 
-_ITERATIONS = "a step's time is its line's iter time times {}, the iterations of a step by its line"
+_ITERATIONS = "a step's time is its line's iter time times {}, the iterations per step on that line"
 
 
 class StepLines:
@@ -346,7 +346,7 @@ class StepLines:
 
     @property
     def one_rank_note(self) -> str:
-        """The note for an output of several ranks."""
+        """The note that only one rank's step lines are read."""
         rank = self.ranks.rank
         message = f"of the step lines of several ranks, only those of rank {rank} are read"
         return message if self.dialect.counts_all_ranks else f"{message}: tokens are of one rank"
@@ -379,7 +379,7 @@ class StepLines:
         return parsed
 
     def _is_inside_a_step(self, pairs: list[NamedNumber], step: int | None) -> bool:
-        """Whether a line counts an iteration that ends no step: litgpt's `iter 3 step 1`."""
+        """True if a line is of an iteration that ends no step: litgpt's `iter 3 step 1`."""
         iteration = iteration_of(pairs)
         if iteration is None or step is None:
             return False

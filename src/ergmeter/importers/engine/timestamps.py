@@ -35,7 +35,7 @@ _S_PER_DAY = 86_400
 
 
 def _slashed(match: re.Match[str]) -> str:
-    """`06/10/2025`, month first; `25/06/10`, year first, as a month is none above 12."""
+    """Rewrite `06/10/2025` (month first) or `25/06/10` (year first: above 12) as an ISO date."""
     first, second, third = match[1], match[2], match[3]
     if len(third) == 4:
         month, day, year = first, second, third
@@ -107,8 +107,8 @@ _EARLIEST_S, _LATEST_S = 946_684_800, 4_102_444_800  # 2000 and 2100: outside, i
 _DAY_NS = _S_PER_DAY * NS_PER_S
 _CLOCK_NOTES: dict[Clock, str] = {
     "stamps": "times are the log's own timestamps",
-    "step times": "the log has no timestamps: times are its step times added up, each taken "
-    "times the steps its line covers",
+    "step times": "the log has no timestamps: times are its step times added up, each multiplied "
+    "by the steps its line covers",
     "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
 }
 _NOT_BY_STAMPS = (
@@ -119,20 +119,20 @@ _DATELESS = "times are the log's own timestamps, which have no date"
 
 
 def epoch_ns(value: float) -> int | None:
-    """A number under a name such as `timestamp`: seconds or milliseconds since 1970."""
+    """Return a printed `timestamp` (seconds or milliseconds since 1970) in ns; None if absurd."""
     seconds = value / 1000 if value >= _LATEST_S else value
     return round(seconds * NS_PER_S) if _EARLIEST_S <= seconds <= _LATEST_S else None
 
 
 class BarClock:
-    """The time that progress bars took: one that begins again goes on where the last one was."""
+    """A clock made of progress bars: a bar that begins again continues the time of the last one."""
 
     def __init__(self) -> None:
         self._before_ns = 0  # by the bars before this one
         self._last_ns = 0
 
     def time(self, elapsed_s: float) -> int:
-        """The time of a bar with this elapsed time."""
+        """Return the clock's time for a bar with this elapsed time."""
         elapsed_ns = round(elapsed_s * NS_PER_S)
         if self._before_ns + elapsed_ns < self._last_ns:
             self._before_ns = self._last_ns
@@ -141,7 +141,7 @@ class BarClock:
 
 
 class FileClock:
-    """The time of a step line in a file."""
+    """Finds the time of each step line in a file."""
 
     def __init__(self) -> None:
         self.kind: Clock | None = None
@@ -150,15 +150,15 @@ class FileClock:
         self._last_ns = 0
         self._bars = BarClock()
         self._number: int | None = None
-        self.is_untold = True  # where the times come from
-        self.leaves_stamps = False  # there are some, and step times are the clock
+        self.is_untold = True  # the mark with the source of the times is not yet made
+        self.leaves_stamps = False  # the log has timestamps, but step times are the clock
 
     def time(
         self, text: str, parsed: ParsedLine, printed_ns: int | None, *, sums_step_times: bool
     ) -> int | None:
         """When this line was written, or None if that is unknown.
 
-        `printed_ns` is a time that it prints under a name such as `timestamp`."""
+        `printed_ns`: a time that the line prints under a name such as `timestamp`."""
         if sums_step_times and self.kind is None:
             self.leaves_stamps = stamp_ns(text) is not None
         if sums_step_times:
@@ -175,7 +175,7 @@ class FileClock:
         return self._sum(parsed) if self.kind == "step times" else None
 
     def begin_again(self) -> None:
-        """Another run begins: its step numbers say nothing about how far the last one was."""
+        """Call when another run begins: its step numbers do not continue those of the last."""
         self._number = None
 
     def assumed_again(self, t_ns: int) -> Iterator[Mark]:
@@ -186,7 +186,7 @@ class FileClock:
             yield Mark(t_ns, "assumed", _NOT_BY_STAMPS if self.leaves_stamps else note)
 
     def _stamped(self, stamp_ns: int) -> int:
-        """The stamp; of a log that has only times of day, midnight begins another day."""
+        """Return the timestamp; in a log with times of day only, add a day at each midnight."""
         if _DATELESS_S <= stamp_ns / NS_PER_S < _DATELESS_S + _S_PER_DAY:
             self.is_dated = False
             stamp_ns += self._ns

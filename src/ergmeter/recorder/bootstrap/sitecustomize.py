@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
 # mypy: ignore-errors
-"""Put on the path of a recorded command: Python runs it when it starts, in every process.
+"""The hook of `erg record`: each Python of a recorded command runs this file when it starts.
 
-It waits for the libraries that a training is written with, says in the run directory that it was
-here, runs the sitecustomize that it stands in the way of, and takes itself off the path. It prints
-nothing, imports nothing that is heavy, and what fails here fails silently: the program goes first.
-Whoever reads it may be an old Python, so it is written for all of them.
+It hooks the import of training libraries, writes a report into the run directory, removes itself
+from the path, and runs the user's own sitecustomize, which it shadows. It prints nothing, imports
+nothing heavy, and fails silently, so as not to disturb the program. Old Pythons may run it too, so
+it uses only what all of them have.
 """
 
 import os
@@ -20,7 +20,7 @@ NAMES = (
 
 
 class _Then(object):
-    """A loader that tells when its module has been executed."""
+    """A loader that attaches the hook to its module after executing it."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -41,7 +41,7 @@ class _Then(object):
 
 
 class _Waiting(object):
-    """Finds no module itself; of those that are waited for it is told when they are there."""
+    """A finder that makes the libraries in _NAMES load through _Then."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in NAMES:
@@ -53,7 +53,7 @@ class _Waiting(object):
 
 
 def _specs(name, path=None, target=None, skipped=None):
-    """Yields what the finders have under this name, in their order."""
+    """Yield the module specs that the other finders have for a name, in their order."""
     for finder in sys.meta_path:
         if finder is not skipped and hasattr(finder, "find_spec"):
             spec = finder.find_spec(name, path, target)
@@ -62,7 +62,7 @@ def _specs(name, path=None, target=None, skipped=None):
 
 
 def _say(report):
-    """In the run directory, for the recorder. It never fails: there may be no recorder any more."""
+    """Append to this process's report in the run directory. Errors are ignored."""
     path = os.path.join(os.environ.get("ERGMETER_RUN", ""), ".hook", str(os.getpid()))
     try:
         with open(path, "a") as file:

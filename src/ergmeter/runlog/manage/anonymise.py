@@ -115,7 +115,7 @@ class SecretWords:
         return re.compile(whole_word, re.IGNORECASE) if longest else None
 
     def clean(self, text: str) -> str:
-        """A sentence without secrets, paths, addresses and ids."""
+        """Return a sentence with its secrets, paths, addresses and ids replaced."""
         text = UUID.sub(lambda match: self.uuid(match[0]), text)
         pattern = self.pattern()
         longest = sorted(self.replacements, key=len, reverse=True)  # as the pattern's groups
@@ -125,12 +125,12 @@ class SecretWords:
         return without_paths(_ADDRESS.sub("address", text))
 
     def clean_value(self, text: str) -> str:
-        """A value of a header, which is a path as a whole where it begins with one."""
+        """Return a header's value cleaned; one that begins with a path is replaced as a whole."""
         return "path" if _PATH.match(text) else self.clean(text)
 
 
 def without_paths(text: str) -> str:
-    """A sentence with `path` for each path in it."""
+    """Return a sentence with `path` in place of each path in it."""
     pieces, at = [], 0
     while match := _PATH.search(text, at):
         pieces += [text[at : match.start()], "path"]
@@ -139,7 +139,7 @@ def without_paths(text: str) -> str:
 
 
 def _end(text: str, start: int, least: int) -> int:
-    """Where a path ends that starts here."""
+    """The end of the path that starts at `start`; at least `least`."""
     quote = text[start - 1] if start else ""
     if quote in _CLOSING:
         closing = _CLOSING[quote].search(text, least)
@@ -152,7 +152,7 @@ def _end(text: str, start: int, least: int) -> int:
 
 
 def strings_in(value: Any) -> Iterator[str]:  # noqa: ANN401  whatever JSON holds
-    """All texts of a JSON value, names of fields too, as they were and not as JSON writes them."""
+    """Yield all texts of a parsed JSON value, names of fields included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -164,7 +164,7 @@ def strings_in(value: Any) -> Iterator[str]:  # noqa: ANN401  whatever JSON hold
             yield from strings_in(inner)
 
 
-# What of a header is not passed on, as it holds free words or is of no use to another.
+# Fields of headers that are not copied: they hold free text or are of no use to others.
 _DROPPED = {
     "run.json": ("command", "directory", "job", "group"),
     "writer.json": ("pid_started_s", "platform"),
@@ -174,13 +174,16 @@ _DROPPED = {
 _KEY = re.compile(r"[a-z_]+")
 _REASON_FIELDS = ("unavailable",)  # fields of a header that hold reasons
 _OUR_MARKS = ("opened", "closed", "ended")
-# A shorter word stands by chance among the numbers of a table; its texts are searched for it.
+# Shorter words occur by chance in a table's bytes, so only its texts are searched for them.
 _LEAST_IN_BYTES = 6
 _TEXTS = ("device", "name", "unit")
 
 
 def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
-    """Write the copy. UsageError while the run is written; FormatError where something is left."""
+    """Write an anonymised copy of a run to `into`.
+
+    Raises UsageError if the run is still being written, FormatError if the copy has a secret left.
+    """
     opened = Run.open(run)
     if may_be_written(opened):
         raise UsageError(f"{run} is being written, or may be; anonymise it when it has ended")
@@ -199,7 +202,7 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
         if left:
             raise FormatError(f"{run} can't be made anonymous: {left[0]}")
         if _rows(opened) != _rows(Run.open(part)):
-            raise FormatError(f"{run} can't be made anonymous: its copy has other rows")
+            raise FormatError(f"{run} can't be made anonymous: the rows of its copy differ")
     return into
 
 
@@ -208,7 +211,7 @@ def leaks(
 ) -> Iterator[str]:
     """The files in which one of these words still occurs, in bytes or in a table's texts.
 
-    One that is a word of `ours`, too, may stand there as that.
+    Words that are also in `ours`, ergmeter's own words in the run, are not reported.
     """
     vocabulary = "\n".join(ours)
     leakable = {n for n in secrets if not _is_in(vocabulary, [n])}
@@ -227,7 +230,7 @@ def leaks(
 
 
 def _strings_of(path: Path, content: str) -> list[str]:
-    """The texts of a JSON file, in which an ö is written as a number."""
+    """The texts of a JSON file, parsed: in the file, letters such as ö are escaped."""
     lines = content.splitlines() if path.name == fmt.MARKS_FILE else [content]
     return [text for line in lines for text in strings_in(json.loads(line))]
 
@@ -257,12 +260,12 @@ def _keys(value: Any) -> set[str]:  # noqa: ANN401  whatever JSON holds
 
 
 def _is_chip(kind: str) -> bool:
-    """True if such a device's name is its maker's, by which its peak is looked up."""
+    """True if devices of this kind are named by chip, which is needed to look up their peak."""
     return kind in ("gpu", "cpu")
 
 
 def _rows(run: Run) -> dict[str, int]:
-    """How many rows of each phase there are, and how many of samples."""
+    """The number of rows of samples, and of steps by phase."""
     counts = {"samples": run.count("samples")}
     for path in (p for w in run.writers for p in sorted(w.directory.glob("steps*"))):
         table = _table(path)
@@ -300,7 +303,7 @@ def _gather_secrets(run: Run) -> SecretWords:
 
 
 def _add_host(words: SecretWords, host: str) -> None:
-    """A host by its whole name, its own and its domain's."""
+    """Add a host's full name, its first part and its domain as secrets."""
     first, _, domain = host.partition(".")
     for name in (host, first, domain):
         words.add(name, "host")
@@ -348,7 +351,7 @@ def _writer(header: dict[str, Any], words: SecretWords) -> dict[str, Any]:
 
 
 def _clean(value: Any, words: SecretWords, *, is_said: bool = False) -> Any:  # noqa: ANN401  any JSON
-    """A header without secrets; `is_said`: its texts are sentences."""
+    """Return a header's value without secrets; `is_said`: its texts are sentences, not values."""
     if isinstance(value, str):
         return words.clean(value) if is_said else words.clean_value(value)
     if isinstance(value, list):
@@ -373,7 +376,7 @@ def _mark(line: str, words: SecretWords) -> str:
 
 
 def _table(path: Path) -> pa.Table:
-    """Whatever of a table can be read: of one that was cut off all whole batches."""
+    """Read a table's file; if it was cut off, its complete batches."""
     try:
         return open_segment(path, stream="", torn=[]).table()
     except pa.ArrowException:
@@ -425,6 +428,6 @@ def _put(path: Path, text: str, like: Path) -> None:
 
 
 def _aged(path: Path, like: Path) -> None:
-    """Copies the file times, by which a run that was cut off is recognised."""
+    """Copy a file's times, by which a run that was cut off is recognised."""
     changed_s = like.stat().st_mtime
     os.utime(path, (changed_s, changed_s))

@@ -64,12 +64,12 @@ def collect(source: str, into: Path) -> list[CollectOutcome]:
     """Copies the runs of a local or remote directory into another. Returns the outcome of each."""
     path = None if Path(source).exists() else remote_path(source)
     if path is None and not Path(source).is_dir():
-        raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
+        raise UsageError(f"{source} is neither a directory here nor HOST:PATH on another machine")
     into.mkdir(parents=True, exist_ok=True)
     if path is None:
         return _all_of(Path(source).resolve(), into)  # `.` has no name
     staging = into / f".collecting-{secrets.token_hex(4)}"
-    fetched = staging / _visible(PurePosixPath(path).name)  # where it is a run, its name
+    fetched = staging / _visible(PurePosixPath(path).name)  # if it is a run, its name
     fetched.mkdir(parents=True)
     began_s = time.time()
     try:
@@ -113,7 +113,7 @@ def _collect_run(
     if identity:
         collected[identity] = path
     message = "collected" if before is None else "brought up to date"
-    message += _and_others("; what had been put into the copy is still there", added)
+    message += _and_others("; files that were added to the copy are still there", added)
     message += _and_others("; links and hidden files were not copied", list(_left(run)))
     return CollectOutcome(run.name, message, path)
 
@@ -151,7 +151,7 @@ def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]
         shutil.copytree(run, staging, ignore=_unwanted, symlinks=True)
         damage = Run.open(staging).verified()
         if damage and not Run.open(run).verified():
-            raise FormatError(f"the copy is not whole ({damage[0]})")
+            raise FormatError(f"the copy is incomplete ({damage[0]})")
         if before is not None:
             return before, _replace(before, staging)
         target = _free_path(into / _visible(run.name))
@@ -164,8 +164,8 @@ def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]
 def _replace(before: Path, by: Path) -> list[Path]:
     """Replaces an earlier copy, keeping the labels and files that people added to it.
 
-    A file that the run has too is the run's. Everything is copied before anything is renamed, so a
-    failure leaves the earlier copy as it was.
+    For a file that both have, the run's is used. Everything is copied before anything is renamed,
+    so a failure leaves the earlier copy as it was.
     """
     add_labels(by, labels_of(before))
     added = [path for path in foreign(before) if not os.path.lexists(by / path)]

@@ -76,11 +76,11 @@ def labels_of(run: Path) -> Labels:
 
 
 def tag(run: Path, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> Labels:
-    """Add tags and take some away. UsageError for one that is none."""
+    """Add and remove tags of a run. Raises UsageError for an invalid tag."""
     add = tuple(add)
     for tag_text in add:
         if not _TAG.fullmatch(tag_text):
-            raise UsageError(f"{tag_text!r} is no tag: letters, digits and . : + = @ - _, up to 40")
+            raise UsageError(f"{tag_text!r} can't be a tag: 1 to 40 letters, digits or .:+=@-_")
     before = labels_of(run)
     gone = set(remove)
     tags = dict.fromkeys([tag_text for tag_text in (*before.tags, *add) if tag_text not in gone])
@@ -90,7 +90,7 @@ def tag(run: Path, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> La
 def annotate(run: Path, text: str) -> Labels:
     """Add a note, with the time."""
     if not text.strip():
-        raise UsageError("a note has some words; got nothing")
+        raise UsageError("the note is empty; write some text")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before = labels_of(run)
     return _write_labels(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
@@ -115,7 +115,7 @@ def _write_labels(run: Path, labels: Labels) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run of the collection; `reason` says why it may not be removed, if so."""
+    """A run with its size and age; `reason`: why it may not be removed, "" if it may."""
 
     path: Path
     size_bytes: int
@@ -134,7 +134,7 @@ def chosen(
 ) -> list[Listed]:
     """The runs to remove, oldest first, each with the reason if it may not be removed.
 
-    They match all conditions. The `newest` runs, so many of them, stay in any case.
+    They match all conditions. `newest`: how many of the newest runs stay in any case.
     """
     if older_s is None and larger_bytes is None and not tags:
         raise UsageError("which runs? give --older-than, --larger-than or --tag")

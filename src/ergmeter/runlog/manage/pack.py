@@ -1,8 +1,9 @@
 """Packs a run into one file, and unpacks it.
 
-An archive may come from anybody. Only plain files are unpacked, only under the run's own name, only
-up to a size. A run appears whole or not at all. A zip stores local time, and a run that was cut off
-is recognised by its times, so ours store UTC as well. No unpacked file gets a time in the future.
+An archive may come from anybody. Only plain files are unpacked, only below one directory, and only
+up to a total size. A run appears complete or not at all. A zip stores local time, and a run that
+was cut off is recognised by its files' times, so our zips store UTC as well. No unpacked file gets
+a time in the future.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
 from ergmeter.runlog.reader import Run
 
-# A run of 8 GPUs for a week is some GB; what unfolds to more than this is no run.
+# A run of 8 GPUs for a week has some GB; an archive that unpacks to more than this is no run.
 MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
 # The extra field in which zip programs tell when a file was changed, in seconds since 1970, UTC.
@@ -44,7 +45,7 @@ _Member: TypeAlias = "tuple[str, int, float, Callable[[], IO[bytes] | None]]"
 
 
 def pack(run: Path, into: Path) -> Path:
-    """Write a run into one file, by its ending. UsageError while the run is written."""
+    """Pack a run into one file, in the format of its ending. UsageError if it is being written."""
     if not into.name.endswith(fmt.PACKED):
         raise UsageError(f"{into.name} ends in none of {', '.join(fmt.PACKED)}")
     if into.exists():
@@ -61,7 +62,7 @@ def pack(run: Path, into: Path) -> Path:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Unpacks a file under a directory. Returns the run's path."""
+    """Unpack an archive into the directory `into`. Returns the run's path."""
     if not archive.is_file():
         raise UsageError(f"no file {archive}")
     staging = into / f".unpacking-{secrets.token_hex(4)}"
@@ -70,7 +71,7 @@ def unpack(archive: Path, into: Path) -> Path:
         target = into / name
         if target.exists():
             raise UsageError(f"{target} exists; unpack into another directory")
-        Run.open(staging / name)  # or what is wrong with it
+        Run.open(staging / name)  # raises what is wrong with it
         (staging / name).rename(target)
     except _NO_ARCHIVE as error:
         why = str(error).partition("\n")[0].rstrip(":")  # tarfile tells of each format on a line
@@ -81,7 +82,7 @@ def unpack(archive: Path, into: Path) -> Path:
 
 
 def _files(run: Path) -> dict[str, Path]:
-    """Its files by their names in an archive, run.json first, without those that are unfinished."""
+    """A run's files by their names in an archive, run.json first; hidden files are left out."""
     every = (Path(folder) / name for folder, _, names in os.walk(run) for name in names)
     plain = [path for path in every if path.is_file() and not path.is_symlink()]
     files = [p for p in plain if not any(part[0] == "." for part in p.relative_to(run).parts)]
@@ -93,7 +94,7 @@ def _tarred(run: Path, into: Path) -> None:
     with tarfile.open(into, "w:gz", compresslevel=6) as archive:
         for name, path in _files(run).items():
             entry = archive.gettarinfo(path, name)
-            # Who packed it is nobody's business.
+            # The archive does not name the user who packed it.
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
             with path.open("rb") as file:
@@ -119,26 +120,26 @@ def _is_safe(name: str) -> bool:
 
 
 def _extracted(archive: Path, into: Path) -> str:
-    """All files of an archive, under `into`. The one name that they share."""
+    """Extract all files of an archive under `into`; return the directory name they share."""
     names: set[str] = set()
     total = 0
     for number, (name, size, changed_s, opened) in enumerate(_members(archive)):
         parts = PurePosixPath(name).parts
         if not _is_safe(name):
-            raise FormatError(f"{archive}: holds {name!r}, which is no file of a run")
+            raise FormatError(f"{archive}: contains {name!r}, which can't be a file of a run")
         total += size
         if total > MAX_BYTES or number > _MAX_FILES:
-            raise FormatError(f"{archive}: unfolds to more than a run would be")
+            raise FormatError(f"{archive}: has over {MAX_BYTES / 1e9:g} GB or {_MAX_FILES:,} files")
         names.add(parts[0])
         target = into.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         source = opened()
         if source is None:
-            raise FormatError(f"{archive}: {name!r} is no plain file")
+            raise FormatError(f"{archive}: {name!r} is not a plain file")
         with source, target.open("xb") as file:
             shutil.copyfileobj(source, file)  # reads no more than the stated size
             if file.tell() != size:
-                raise FormatError(f"{archive}: {name!r} is not as long as it says")
+                raise FormatError(f"{archive}: {name!r} is shorter than the archive says")
         changed_s = min(changed_s, time.time())
         os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
     if len(names) != 1:
