@@ -260,7 +260,7 @@ _NEO = {
         ),
         (
             {**_NEO, "attention_types": [[["global"], 10**9]]},
-            "attention_types must be a list of pairs, kinds of layers and how often they come;"
+            "attention_types must be a list of pairs (a list of layer kinds, the times it repeats);"
             " got [[['global'], 1000000000]]",
         ),
         (
