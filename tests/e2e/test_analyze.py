@@ -513,7 +513,7 @@ def test_other_settings_are_computed_from_the_steps(example: Lab) -> None:
 
 def test_with_a_given_throughput_no_rate_is_computed_from_the_steps(example: Lab) -> None:
     document = run_of(example, "run", "--log-file", "train.log", "--throughput", "3")
-    why = "the analysis was made with --throughput 3: the log's steps do not count"
+    why = "the analysis used --throughput 3, not the times of the log's steps"
     length, batch = document["sequence_length"], document["batch_size"]
     flops, mfu = document["tflop_per_sequence"] * 1e12, document["mfu_percent"] / 100
     expected = {
@@ -595,7 +595,7 @@ def test_of_a_log_of_several_runs_the_last_has_the_metrics(example: Lab) -> None
     ("words", "message"),
     [
         ((), "--run needs --log-file"),
-        (("--log-file", "-"), "- is none"),
+        (("--log-file", "-"), "- is not a file"),
         (("--log-file", "train.log", "--compat"), "leave out --compat"),
     ],
 )

@@ -263,7 +263,7 @@ def test_serving_has_weights_and_caches(erg: Erg) -> None:
     code, out, _ = erg(MODEL, *BATCH, "--inference", "--memory-gib", "2")
     assert code == 0
     assert "cache of 8 x 2048 tokens" in out
-    assert "the weights alone, 2.2 GB, are more than" in out
+    assert "the weights alone need 2.2 GB, more than" in out
     assert "--weights-dtype int4" in out
 
 
@@ -275,7 +275,7 @@ def test_without_a_cache_no_number_of_sequences_is_named(erg: Erg, tmp_path: Pat
     assert code == 0
     asked = next(line.split() for line in out.splitlines() if line.strip().startswith("as asked"))
     assert asked[-2:] == ["fits", "-"]
-    assert "nothing is cached for a sequence" in out
+    assert "a sequence needs no cache, so memory" in out
 
 
 def test_experts_that_bitsandbytes_would_leave_alone_are_spoken_of(erg: Erg) -> None:
@@ -291,8 +291,8 @@ def test_experts_that_bitsandbytes_would_leave_alone_are_spoken_of(erg: Erg) -> 
     rest = 32 * 8 * 4096 + 65 * 4096 + 2 * 32000 * 4096
     left_alone_gb = (2 * (experts + rest) + 4.5 / 8 * attention) / 1e9
     assert lines["nf4"] == [
-        "experts in nf4 too; bitsandbytes under transformers 5 leaves experts held as one tensor"
-        f" alone, and weights are then {left_alone_gb:.2f} GB a device"
+        "experts are counted in nf4 too; bitsandbytes does not quantise experts that transformers 5"
+        f" stores as one tensor: with it, weights are {left_alone_gb:.2f} GB a device"
     ]
     assert not lines["int4"]
 
@@ -415,7 +415,7 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         (("--quantize", "nf4"), "add adapters with --lora"),
         (("--optimizer", "adamz"), "no optimizer 'adamz'"),
         (("--mfu", "45"), "as in 0.4"),
-        (("--micro-batches", "3"), "no multiple"),
+        (("--micro-batches", "3"), "must be a multiple"),
         *(
             ((f"--{name}", value), f"--{name} is")
             for name in (
@@ -433,7 +433,7 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         ),
         (("--tensor-parallel", "64"), "32 attention heads can't be split evenly over 64"),
         (("--context-parallel", "5000"), "sequences of 2048 tokens can't be split over 5000"),
-        (("--pipeline-parallel", "23"), "22 layers can't be 23 stages of a pipeline"),
+        (("--pipeline-parallel", "23"), "22 layers can't be split into 23 pipeline stages"),
         (("--freeze", "model", "--freeze", "lm_head"), "nothing is trained"),
         (("--batch-size", "9" * 400), "at most 1e+15 tokens"),
         (("--num-devices", "9" * 400), "not in the range"),
@@ -456,8 +456,8 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
                 ("mfu", "0.4"),
             )
         ),
-        (("--inference", "--weights-dtype", "fp7"), "nothing is kept as 'fp7'"),
-        (("--inference", "--num-devices", "3"), "no multiple of 3 copies"),
+        (("--inference", "--weights-dtype", "fp7"), "no type 'fp7' for stored numbers"),
+        (("--inference", "--num-devices", "3"), "must be a multiple of the 3 model copies"),
         (("--inference", "--tensor-parallel", "64"), "can't be split evenly over 64"),
     ],
 )
@@ -472,7 +472,7 @@ def test_an_unknown_device_gets_its_memory_estimated_all_the_same(erg: Erg) -> N
     found = document(erg, "--device", "abacus", "--mfu", "0.4")
     assert found["readings"]["estimate.memory_peak_bytes"]["value"] > 4e10
     assert "no row" in found["readings"]["estimate.step_s"]["missing"]
-    assert "whether it fits is not known" in found["verdict"]
+    assert "whether it fits is unknown" in found["verdict"]
 
 
 def test_the_mfu_of_an_earlier_run_can_be_taken(erg: Erg, tmp_path: Path) -> None:

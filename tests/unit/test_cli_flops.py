@@ -121,7 +121,7 @@ def test_a_decoding_step_has_bytes_to_move(erg: Erg, config: Path) -> None:
         (
             ("flops", "{config}", "--phase", "decode", "--seq-len", "8", "--params", "9"),
             2,
-            "no formula of N is defined for this step",
+            "no formula with N applies to this step",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_weights_and_products_have_types_of_their_own(erg: Erg, config: Path) ->
     for option in ("--weights-dtype", "--cache-dtype"):
         code, _, err = erg(*common, option, "banana")
         assert code == 2
-        assert "nothing is kept as 'banana'" in err
+        assert "no type 'banana' for stored numbers" in err
 
 
 def test_a_prompt_takes_the_head_once(erg: Erg, config: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_class_without_a_language_head_has_no_decoding_step(erg: Erg, config: 
         config.write_text(json.dumps(fields | {"architectures": [name]}))
         code, _, err = erg("flops", config, "--phase", "decode", "--seq-len", 64)
         assert code == 2
-        assert "it has no head of a causal language model" in err
+        assert "has no head of a causal language model" in err
         assert erg("flops", config, "--phase", "prefill", "--seq-len", 64)[0] == 0
 
 
@@ -369,7 +369,7 @@ def test_images_are_counted_where_there_are_some_and_missed_where_there_are_none
         json.dumps({"model_type": "llava", "text_config": text, "vision_config": tower})
     )
     common = ("flops", path, "--seq-len", 64, "--batch-size", 2)
-    assert "no images, so none of what sees them is counted; pass --images" in erg(*common)[1]
+    assert "no images, so the vision parts are not counted; pass --images" in erg(*common)[1]
     out = erg(*common, "--images", 3)[1]
     assert "128 in all, 3 images in them" in out.splitlines()[0]
     assert "no images" not in out

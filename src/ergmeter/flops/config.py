@@ -1,12 +1,10 @@
-"""Reads a Hugging Face `config.json`: fields by their many names, with defaults and named errors.
+"""Reads a Hugging Face `config.json`: fields under several names, with defaults and clear errors.
 
-A missing `num_key_value_heads` is the number of heads in one family, one in another and 8 in a
-third. So a field that is left out gets the default of its family's class in transformers, and is
-listed as an assumption. A field without a default is derived as the class derives it, or is an
-error.
+A missing `num_key_value_heads` means the number of heads in one family, 1 in another and 8 in a
+third. So a missing field gets the default of its family's class in transformers, and is listed as
+an assumption. A field without a default is derived as that class derives it, or is an error.
 
-The fields that were read are recorded. A typed field that no family reads would change nothing, so
-it is refused.
+The fields that were read are recorded, so that a field without effect can be reported.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from ergmeter.errors import ALMOST, FormatError
 
 # Defaults of fields and heads of classes, as transformers has them.
 #
-# A published configuration leaves out fields that equal its class's default. LLaVA 1.5 does not say
-# how wide its language model is, SmolLM3 not that its head is tied. transformers.json has the
-# defaults of every field that a reader looks at, and the head of each class.
+# A published configuration omits fields that equal its class's default: LLaVA 1.5 the width of its
+# language model, SmolLM3 that its head is tied. transformers.json has the defaults of every field
+# that a reader reads, and the head of each class.
 # `scripts/transformers_table.py` writes it; a test compares it with the installed transformers.
 
 # Families of remote code whose configuration class is another family's.
@@ -40,21 +38,21 @@ def _table() -> dict[str, Any]:
 
 
 def transformers_version() -> str:
-    """The version of transformers that the tables were made from."""
+    """Return the version of transformers that the table of defaults was made from."""
     return str(_table()["version"])
 
 
 def defaults_of(model_type: str) -> dict[str, Any]:
-    """Defaults of the fields of a family's configuration class.
+    """Return the defaults of a family's configuration class in transformers, by field.
 
-    A field whose default is None is not in it: the class derives it from other fields.
+    Fields with the default None are not included: the class derives them from other fields.
     """
     defaults: dict[str, Any] = _table()["defaults"].get(_SAME_CLASS.get(model_type, model_type), {})
     return defaults
 
 
 def aliases_of(model_type: str) -> dict[str, list[str]]:
-    """Other names under which the configuration class of a family takes a field."""
+    """Return the other names that a family's configuration class accepts, by field."""
     aliases: dict[str, list[str]] = _table()["aliases"].get(model_type, {})
     return aliases
 
@@ -65,14 +63,14 @@ def _heads() -> dict[str, str]:
 
 
 def head_of(architecture: str) -> str | None:
-    """The head that a class of transformers has, or None where its mappings do not list it."""
+    """Return the kind of head of a transformers class; None if no mapping lists the class."""
     return _heads().get(architecture)
 
 
-_LARGEST = 1 << 40  # no dimension of any model is near this; a typing error is
+_LARGEST = 1 << 40  # far above any model's dimension, to catch typing errors
 _LONGEST_VALUE = 80  # characters of a wrong value in its error
 
-# What is built one by one, so that a typing error in it would take hours instead of a line.
+# Layers and experts are built one by one: a typing error here would take hours to build.
 _LAYERS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers",
     "encoder_layers", "decoder_layers", "depth", "mtp_num_layers",
@@ -87,7 +85,7 @@ _MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(EXPERTS, _MOST_
 
 
 class MissingFieldError(FormatError):
-    """A field that nothing can take the place of, by the names it may have."""
+    """A required field is missing. `names`: the names that the field may have."""
 
     def __init__(self, where: str, names: tuple[str, ...], near: str) -> None:
         self.names = names
@@ -96,7 +94,7 @@ class MissingFieldError(FormatError):
 
 
 def quoted_value(value: object) -> str:
-    """A wrong value as an error quotes it."""
+    """Return a value as errors quote it: its repr, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -104,8 +102,8 @@ def quoted_value(value: object) -> str:
 class ModelConfig:
     """A configuration's fields, checked when they are read.
 
-    A field that is left out has its class's default in transformers; `assumptions` lists those
-    that were read. A field that is null has none.
+    A missing field has the default of its class in transformers; `assumptions` lists the defaults
+    that were used. A field that is null gets no default.
     """
 
     def __init__(
@@ -122,14 +120,14 @@ class ModelConfig:
         self.where = where
         self.assumed = assumed if assumed is not None else []
         self.read: set[str] = set()  # names of the fields that were read
-        self._views = [self]  # also its parts, and its fields read as another family's
+        self._views = [self]  # with nested configs, and the fields read as another family's
 
     def __contains__(self, name: str) -> bool:
         return self._lookup(name) is not None
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields as they stand in the file."""
+        """A copy of the fields in the file, without defaults."""
         return dict(self._fields)
 
     @property
@@ -139,7 +137,7 @@ class ModelConfig:
 
     @property
     def assumptions(self) -> list[str]:
-        """Assumptions that were made, the defaults of each family in one line."""
+        """Assumptions made so far: the defaults used (a line per family), misspelt fields."""
         version = transformers_version()
         lines = [
             f"left out, so as transformers {version} has it for {family}: "
@@ -149,7 +147,7 @@ class ModelConfig:
         return [*self.assumed, *lines, *self._misspelt()]
 
     def _misspelt(self) -> list[str]:
-        """Notes on fields that nothing read, with almost the name of one that is left out."""
+        """Return notes on unread fields whose names nearly match a field that is missing."""
         read = set[str]().union(*(view.read for view in self._views))
         return [
             f"{view.where}: {name} is not read; did you mean {meant[0]}?"
@@ -159,7 +157,7 @@ class ModelConfig:
         ]
 
     def integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
-        """A whole number under one of these names."""
+        """Return the whole number under the first of these names that has a value."""
         name, value = self._value(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -172,24 +170,24 @@ class ModelConfig:
         return value
 
     def maybe(self, *names: str, at_least: int = 1) -> int | None:
-        """A whole number, or None where it is absent or null."""
+        """Return the whole number under one of these names; None if absent or null."""
         if all(name not in self for name in names):
             return None
         return self.integer(*names, at_least=at_least)
 
     def integer_or_auto(self, name: str) -> int | None:
-        """A whole number, or None where it is absent or "auto"."""
+        """Return the whole number in this field; None if absent or "auto"."""
         return None if self._lookup(name) == "auto" else self.maybe(name)
 
     def flag(self, *names: str, default: bool | None = None) -> bool:
-        """A true or false under one of these names."""
+        """Return the boolean under the first of these names that has a value."""
         name, value = self._value(names, default)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A ratio under one of these names: above 0, and of a size that a model can have."""
+        """Return the number above 0 under the first of these names that has a value."""
         name, value = self._value(names, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not 1 / _LARGEST < value < _LARGEST:
@@ -197,23 +195,24 @@ class ModelConfig:
         return float(value)
 
     def share(self, name: str, of: int, *, default: float | None = None) -> int:
-        """A size times the ratio in this field, as a whole number."""
+        """Return `of` times the ratio in this field, as a whole number."""
         size = int(self.number(name, default=default) * of)
         if not 1 <= size < _LARGEST:
             raise FormatError(
-                f"{self.where}: {name} {quoted_value(self._lookup(name))} times {of} is no size"
+                f"{self.where}: {name} is {quoted_value(self._lookup(name))}; times {of} it must"
+                " be from 1 to 2^40"
             )
         return size
 
     def word(self, name: str) -> str | None:
-        """A word, or None where it is absent."""
+        """Return the string in this field; None if absent."""
         value = self.raw(name)
         if value is not None and not isinstance(value, str):
             raise self._wrong(name, "a word", value)
         return value
 
     def names(self, *names: str) -> list[str] | None:
-        """A list of words, or None where it is absent."""
+        """Return the list of strings under the first of these names that has one, or None."""
         for name in names:
             value = self.raw(name)
             if value is None:
@@ -224,7 +223,7 @@ class ModelConfig:
         return None
 
     def integers(self, name: str) -> list[int] | None:
-        """A list of numbers of layers, from 0, or None where it is absent."""
+        """Return a list of whole numbers from 0 (such as layer numbers); None if absent."""
         value = self.raw(name)
         if value is None:
             return None
@@ -236,13 +235,13 @@ class ModelConfig:
         return FormatError(f"{self.where}: {name} must be {wanted}; got {quoted_value(value)}")
 
     def part(self, name: str, *, kind: str = "") -> ModelConfig:
-        """A nested configuration, such as `text_config`.
+        """Return a nested configuration, such as `text_config`.
 
-        One that does not say its family, or says its parent's, is of the family `kind`.
+        Its family is `kind` if it names none, or the same as its parent.
         """
         value = self.raw(name)
         if not isinstance(value, dict):
-            raise FormatError(f"{self.where}: {name} is missing or is no object")
+            raise FormatError(f"{self.where}: {name} is missing or not an object")
         where = f"{self.where}: {name}"
         kind = kind or f"{self.model_type}.{name}"
         own = _family(value, where)
@@ -250,11 +249,11 @@ class ModelConfig:
         return self._of_family(value, family, where)
 
     def as_family(self, kind: str) -> ModelConfig:
-        """The same fields, read as another family's."""
+        """Return these fields, with the defaults of the family `kind`."""
         return self._of_family(self._fields, kind, self.where)
 
     def having(self, name: str, value: object) -> ModelConfig:
-        """The same configuration with another value of one field."""
+        """Return a copy with the field `name` set to `value`."""
         fields = {**self._fields, name: value}
         return ModelConfig(
             fields, where=self.where, defaults=self._own_defaults, assumed=list(self.assumed)
@@ -273,16 +272,16 @@ class ModelConfig:
         return defaults_of(self.model_type)
 
     def _lookup(self, name: str) -> Any:  # noqa: ANN401
-        """The value in the file, else the default; None where there is neither."""
+        """Return the value in the file, else the default; None if there is neither."""
         names = (name, *aliases_of(self.model_type).get(name, ()))
         self.read.update(names)
         for each in names:
-            if each in self._fields:  # a null in the file is a decision, and no default
+            if each in self._fields:  # a null in the file counts as set: no default
                 return self._fields[each]
         return self._defaults.get(name)
 
     def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
-        """The value as it stands, or None; a default is listed as assumed."""
+        """Return the unchecked value, or None; a default that is used is listed as assumed."""
         value = self._lookup(name)
         names = (name, *aliases_of(self.model_type).get(name, ()))
         if value is not None and not any(each in self._fields for each in names):
@@ -290,7 +289,7 @@ class ModelConfig:
         return value
 
     def _value(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:  # noqa: ANN401
-        """The value under the first of these names that the file has, else the default of one."""
+        """Return the first of these names that has a value, and the value: file, then default."""
         self.read.update(names)
         written = [name for name in names if self._fields.get(name) is not None]
         for name in written or names:
@@ -299,7 +298,7 @@ class ModelConfig:
                 return name, value
         if default is None:
             unread = self._fields.keys() - self.read
-            near = get_close_matches(names[0], unread, 1, ALMOST)  # most are caught: quick
+            near = get_close_matches(names[0], unread, 1, ALMOST)
             hint = f"; did you write it as {near[0]}?" if near else ""
             raise MissingFieldError(self.where, names, hint)
         return names[0], default
@@ -313,7 +312,7 @@ def _family(fields: dict[str, Any], where: str) -> str:
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """The configuration in a file, or in the directory of a model."""
+    """Return the configuration in a config.json, given its path or the model's directory."""
     file = Path(path)
     what = "no such file"
     if file.is_dir():
@@ -329,5 +328,5 @@ def read_config(path: str | Path) -> ModelConfig:
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
         raise FormatError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise FormatError(f"{path} holds no object of fields; pass a model's config.json")
+        raise FormatError(f"{path} is not a JSON object; pass a model's config.json")
     return ModelConfig(fields, where=str(path))

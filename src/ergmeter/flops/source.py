@@ -1,11 +1,10 @@
 """Reads the model that a user names, and builds its graph.
 
-A model is a config.json, a model's directory, a name on the Hugging Face hub, or a few dimensions
-typed in. Nothing is fetched: a name is looked up in the hub's local cache.
+A model is a config.json, a model's directory, a name on the Hugging Face hub, or dimensions such as
+`hidden=4096,layers=32`. Nothing is downloaded: a name is looked up in the hub's local cache.
 
-A typed dimension that no family reads would change nothing: `experts=8` on a dense family gives the
-dense model's count. So dimensions choose the family where it is not named, what they leave open is
-listed as assumed, and a dimension without effect is refused.
+Without `type=`, the dimensions choose the family. Missing values are listed as assumptions. A
+dimension that the family does not read is an error: `experts=8` would not change a dense model.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ergmeter.flops.graph.layers import decoder_graph
 
 
 class UnknownArchitectureError(FormatError):
-    """A `model_type` that no reader is for; `said` is that alone, without what to do."""
+    """Unsupported `model_type`. `said` is the message without the advice after it."""
 
     def __init__(self, where: str, message: str, *, instead: str = "") -> None:
         self.said = message
@@ -51,13 +50,13 @@ class UnknownArchitectureError(FormatError):
 
 _RUN = "`erg flops MODEL --engine counted` runs it, where transformers is installed"
 _LIVE = "a Meter counts the live model as it runs: pass it as model="
-# Families of transformers that people ask for and no reader is for: why, and what to do instead.
+# Known families of transformers without a reader: the reason, and what to do instead.
 _NOT_READ_FOR = (
     ("its attention layers share one block's weights, each with adapters of its own", _RUN,
      ("zamba", "zamba2")),
     ("a learned index picks the keys that each query meets", _RUN,
      ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")),
-    ("its layers are of a kind that no reader is for", _RUN,
+    ("its kind of layers is not supported", _RUN,
      ("rwkv", "xlstm", "reformer", "xlnet", "deberta")),
     ("some of its layers attend to images", _LIVE, ("mllama",)),
     ("it is several models that hear, think and speak", _LIVE, ("qwen2_5_omni", "qwen3_omni_moe")),
@@ -75,13 +74,11 @@ NOT_READ = {
 def model_graph(
     config: ModelConfig, *, image_size: ImageSize | None = None, architecture: str | None = None
 ) -> Graph:
-    """The graph of the model that a configuration describes. FormatError for an unknown family.
+    """Return the graph of the model that a configuration describes.
 
-    `architecture` is the model's class, which says what head it has: the first of the
-    configuration's own `architectures`, if not given.
-
-    `image_size`, height and width in pixels, is for vision towers that take an image as it is; one
-    that resizes every image to the same size knows it itself.
+    `architecture` is the model's class, which decides the head; by default the first of the
+    configuration's `architectures`. `image_size`, height and width in pixels, is for vision towers
+    that take images of any size. Raises FormatError for an unknown family.
     """
     kind = config.model_type
     if image_size is not None:
@@ -113,7 +110,7 @@ def model_graph(
 
 
 def _learned_positions(graph: Graph, config: ModelConfig) -> dict[str, int]:
-    """The longest sequence, where positions are looked up in a table."""
+    """Return the longest sequence that the table of learned positions allows; {} without one."""
     if not any(node.role == "positions" and node.stream == "tokens" for node in graph):
         return {}
     names = ("n_positions", "max_position_embeddings", "max_target_positions", "max_seq_len")
@@ -123,21 +120,21 @@ def _learned_positions(graph: Graph, config: ModelConfig) -> dict[str, int]:
     return {"learned_positions": positions - _NEVER_USED if graph.family in _PADDED else positions}
 
 
-# Their positions begin after that of padding, and the field counts the rows of the table.
+# Their first two rows are unused: positions start after the padding index.
 _PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet", "esm", "data2vec-text")
 _NEVER_USED = 2
 
 
 def known_families() -> list[str]:
-    """Every `model_type` that can be read."""
+    """Return every `model_type` that has a reader."""
     return sorted((*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *IMAGES, *LANGUAGE_ALONE))
 
 
 def _check_size(config: ModelConfig, image_size: ImageSize) -> None:
     if config.model_type not in (*VISION, *IMAGES):
-        raise UsageError(f"{config.where}: this model sees no images; leave the image size out")
+        raise UsageError(f"{config.where}: this model takes no images; leave out --image-size")
     if any(isinstance(length, bool) or length < 1 for length in image_size):
-        raise UsageError(f"an image size is a height and a width in pixels; got {image_size!r}")
+        raise UsageError(f"image size: a height and a width in pixels, 1 or more; got {image_size}")
 
 
 def _unknown(config: ModelConfig) -> FormatError:
@@ -158,7 +155,7 @@ def _unknown(config: ModelConfig) -> FormatError:
 
 # Finding and reading the configuration.
 
-# What people call a dimension, and what a config.json does.
+# The short names of dimensions, and the fields of a config.json.
 _SHORT = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -177,9 +174,9 @@ _SHORT = {
 def read_graph(
     model: str, *, image_size: ImageSize | None = None, further: int | None = None
 ) -> Graph:
-    """The graph of a model, from a path or from `hidden=4096,layers=32,heads=32,...`.
+    """Return the graph of a model: a path, a hub name, or `hidden=4096,layers=32,heads=32,...`.
 
-    `further`: layers that predict the tokens after the next, where they are trained too.
+    `further`: the number of multi-token prediction layers to count.
     """
     config = read_model(model)
     if further is not None:
@@ -192,14 +189,14 @@ def read_graph(
         raise UsageError(_dimension_error(config, error)) from error
     if further and not any(".mtp." in node.name for node in graph):
         raise UsageError(
-            f"{config.where}: this family predicts no further tokens, as far as known;"
+            f"{config.where}: multi-token prediction is not supported for this family;"
             " leave out --mtp"
         )
     return graph
 
 
 def read_model(model: str) -> ModelConfig:
-    """Its configuration."""
+    """Return a configuration from a path, dimensions (name=value), or a cached hub model."""
     if not Path(model).exists():
         if "=" in model:
             return _typed(model)
@@ -213,7 +210,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.json)")
 
 
 def _downloaded(name: str) -> ModelConfig:
-    """The configuration of a model on the hub, from the cache of what was downloaded of it."""
+    """Return the configuration of a hub model from the local download cache."""
     folder = _hub_cache() / f"models--{name.replace('/', '--')}"
     revision = folder / "refs" / "main"
     try:
@@ -223,14 +220,14 @@ def _downloaded(name: str) -> ModelConfig:
     if path is None or not path.is_file():
         local = name.rpartition("/")[2]
         raise UsageError(
-            f"{name}: no such file, and no config.json of it in the local cache; fetch it with"
+            f"{name}: no such file, and its config.json is not in the local cache; fetch it with"
             f" `hf download {name} config.json --local-dir {local}` and pass {local}"
         )
     return read_config(path)
 
 
 def _hub_cache() -> Path:
-    """The folder of huggingface_hub's downloads, by its own variables."""
+    """Return huggingface_hub's download folder, from the library's environment variables."""
     hub_cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if hub_cache:
         return Path(hub_cache).expanduser()
@@ -239,12 +236,12 @@ def _hub_cache() -> Path:
 
 
 def _dimension_error(config: ModelConfig, error: FormatError) -> str:
-    """An error in typed dimensions, with the names they are typed under."""
+    """Return the message of an error in dimensions, with their short names (hidden, layers)."""
     typed = {field: short for short, field in _SHORT.items()}
     if isinstance(error, UnknownArchitectureError):
         return (
-            f"{_TYPED}: {error.said}; leave type out for Llama's layers, or take a family that is"
-            " alike (qwen3, mixtral, gpt2, ...)"
+            f"{_TYPED}: {error.said}; leave type out for Llama's layers, or take a similar family"
+            " (qwen3, mixtral, gpt2, ...)"
         )
     if not isinstance(error, MissingFieldError):
         return re.sub(r"\w+", lambda word: typed.get(word[0], word[0]), str(error))
@@ -255,7 +252,7 @@ def _dimension_error(config: ModelConfig, error: FormatError) -> str:
 
 
 def _missing(config: ModelConfig, first: MissingFieldError) -> list[str]:
-    """Every field that is missing: the next one is found by putting something in place of one."""
+    """Return all missing fields, found one by one: fill in a placeholder and read again."""
     fields, names = config.fields, [first.names[0]]
     for _ in _SHORT:
         fields[names[-1]] = _PLACEHOLDER
@@ -263,7 +260,7 @@ def _missing(config: ModelConfig, first: MissingFieldError) -> list[str]:
             model_graph(ModelConfig(fields, where=_TYPED, defaults=_not_sizes(config.model_type)))
         except MissingFieldError as error:
             names.append(error.names[0])
-        except ErgmeterError:  # what was put there fits nothing; the names before it are right
+        except ErgmeterError:  # the placeholder does not fit; the names so far are right
             break
         else:
             break
@@ -274,7 +271,7 @@ _PLACEHOLDER = 64
 
 
 def _typed(text: str) -> ModelConfig:
-    """The configuration that dimensions make, in the family they are of."""
+    """Return the configuration of `hidden=4096,layers=32,...`; chooses the family if not named."""
     fields = _dimensions(text)
     gated = fields.pop(_GATED, None)
     if gated is not None and not isinstance(gated, bool):
@@ -288,7 +285,8 @@ def _typed(text: str) -> ModelConfig:
         assumed.append(_style(fields, gated=gated))
     elif gated is not None:
         raise UsageError(
-            f"{_TYPED}: type={fields['model_type']} has a feed-forward of its own; leave out gated"
+            f"{_TYPED}: gated does not go with type={fields['model_type']}, which decides that;"
+            " leave out gated"
         )
     else:
         defaults = _not_sizes(fields["model_type"])
@@ -301,7 +299,7 @@ def _typed(text: str) -> ModelConfig:
 
 
 def _not_sizes(kind: object) -> dict[str, Any]:
-    """The defaults of a family for fields that are no sizes: typed sizes must be complete."""
+    """Return a family's defaults for fields that are not sizes: sizes must be given."""
     return {
         name: value
         for name, value in defaults_of(str(kind)).items()
@@ -310,7 +308,7 @@ def _not_sizes(kind: object) -> dict[str, Any]:
 
 
 _GATED = "gated"
-# Families that call the inner size of the feed-forward otherwise.
+# Families with another field name for the inner size of the feed-forward.
 _FEED_FORWARD = {
     **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode"), "n_inner"),
     "opt": "ffn_dim",
@@ -320,13 +318,13 @@ _MIXTURE = ("num_local_experts", "num_experts_per_tok")
 
 
 def _family(fields: dict[str, Any], *, gated: bool | None) -> str:
-    """The family that has what the dimensions name, where they do not name the family."""
+    """Return the family for dimensions without `type`: by gate, experts and window."""
     is_mixture = any(name in fields for name in _MIXTURE)
     has_window = "sliding_window" in fields
     if gated is False and (is_mixture or has_window):
         raise UsageError(
-            f"{_TYPED}: gated=false goes with neither experts nor window: name the family with"
-            " type= (starcoder2 has a window and no gate)"
+            f"{_TYPED}: gated=false can't be combined with experts or window: name the family"
+            " with type= (starcoder2 has a window and no gate)"
         )
     if gated is False:
         return "arcee"  # Llama with a feed-forward of two matrices
@@ -334,7 +332,7 @@ def _family(fields: dict[str, Any], *, gated: bool | None) -> str:
 
 
 def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
-    """Fields that dimensions leave open, and their assumed values."""
+    """Return the assumption line for what the dimensions leave open: gate, head, biases."""
     kind = fields["model_type"]
     feed = "experts" if kind == "mixtral" else "feed-forward"
     gate = "without a gate (2 matrices)" if gated is False else "with a gate (3 matrices)"
@@ -348,10 +346,10 @@ def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
 
 
 def _check_used(config: ModelConfig) -> None:
-    """Refuse dimensions that this family does not read."""
+    """Raise UsageError for a dimension that this family does not read."""
     try:
         model_graph(config)
-    except ErgmeterError:  # which is said where the graph is read
+    except ErgmeterError:  # `read_graph` reports it
         return
     for name in config.fields:
         if name in _NO_SIZES or name in config.read or _is_of_code(config, name):
@@ -388,7 +386,7 @@ _FAMILIES_WITH = {
 
 
 def _is_of_code(config: ModelConfig, name: str) -> bool:
-    """True if a field decides how the model's code is written, which memory goes by."""
+    """True if a field changes the model's code (`ActivationTraits`), and so the memory estimate."""
     without = {field: value for field, value in config.fields.items() if field != name}
     return traits(ModelConfig(without, where=_TYPED)) != traits(config)
 
@@ -398,7 +396,7 @@ def _dimensions(text: str) -> dict[str, Any]:
     for word in text.split(","):
         name, equals, value = (piece.strip() for piece in word.partition("="))
         if not equals or not name or not value:
-            raise UsageError(f"{word!r} is no dimension; write hidden=4096,layers=32,heads=32,...")
+            raise UsageError(f"{word!r} must be name=value, as in hidden=4096,layers=32,heads=32")
         if name not in (*_SHORT, _GATED) and "_" not in name:
             names = (*_SHORT, _GATED)
             hint = suggestion(name, names, "did you mean {}?") or f"there are {', '.join(names)}"
@@ -407,7 +405,7 @@ def _dimensions(text: str) -> dict[str, Any]:
     return fields
 
 
-def _value(text: str) -> Any:  # noqa: ANN401  a number, a truth or a word
+def _value(text: str) -> Any:  # noqa: ANN401  a number, a boolean or a string
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

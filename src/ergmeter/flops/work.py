@@ -1,4 +1,4 @@
-"""The work of one step: FLOPs by part, under every convention, with bytes moved and assumptions."""
+"""The work of one step: FLOPs by part and by convention, memory traffic, assumptions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
-# Bytes that inference must move: the weights once, the cache of earlier positions.
+# Bytes that inference must move: the weights once, the KV cache of earlier positions.
 #
-# Decoding is bound by memory. To make one token every active weight is read, and the keys and
-# values of its context. Bandwidth utilisation is these bytes over time and the memory's bandwidth.
-# The least that any program must move is counted. Activations are left out: they fit in caches.
+# Decoding is bound by memory: each token reads every active weight, and the keys and values of its
+# context. Bandwidth utilisation is these bytes over time and the memory's bandwidth. Only the least
+# that any program must move is counted. Activations are not: they fit in on-chip caches.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
-    """Bytes of one forward pass."""
+    """Bytes that one forward pass moves between memory and chip."""
 
     weights_bytes: float
     cache_read_bytes: float
@@ -38,15 +38,15 @@ class MemoryTraffic:
 
     @property
     def total_bytes(self) -> float:
-        """All of them."""
+        """Weights and cache, reads and writes."""
         return self.weights_bytes + self.cache_read_bytes + self.cache_written_bytes
 
 
 def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> MemoryTraffic:
-    """Bytes one forward pass over a batch has to move.
+    """Return the bytes that one forward pass over a batch has to move.
 
-    Of the experts those that at least one row is sent to are read; how many is an expectation, over
-    rows sent at random. A lookup reads its rows of the table and no more.
+    Only experts that receive a token are read: the expected number under random routing. Embedding
+    lookups count as 0.
     """
     weights = sum(_share_read(node, batch) * storage.held_bytes(node) for node in graph)
     read = written = 0.0
@@ -60,9 +60,9 @@ def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> MemoryTraff
 
 
 def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float]:
-    """Numbers that a node reads from its cache, and writes to it."""
+    """Return the elements that a node reads from its cache, and writes to it."""
     work = node.work
-    if isinstance(work, Attention) and work.keys is not None:  # of a source, which is kept whole
+    if isinstance(work, Attention) and work.keys is not None:  # cross attention: the whole source
         cached = work.cached * batch.source_length(work.keys) * sequence.count
         return (cached, 0) if sequence.past else (0, cached)
     if isinstance(work, Attention) and work.mask == "causal":
@@ -74,16 +74,16 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
 
 
 def _cached_keys(work: Attention, length: int) -> int:
-    """The number of these positions that the next one sees."""
+    """Return how many of `length` cached positions the next position attends to."""
     if work.chunk is not None:
         return length % work.chunk
-    if work.window is not None:  # which has the next one in it
+    if work.window is not None:  # the window includes the next position itself
         return min(length, work.window - 1)
     return length
 
 
 def _share_read(node: Node, batch: Batch) -> float:
-    """The share of a node's weights that is read; a tied matrix is read where it is multiplied."""
+    """Return the share of a node's weights that is read; 0 for lookups, tied or not."""
     rows = batch.rows(node.stream)
     if not rows or node.role in ("embedding", "positions"):
         return 0
@@ -101,42 +101,42 @@ PHASES: tuple[str, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class TrainedParts:
-    """The parts of a model that are trained, and those that are recomputed."""
+    """The parts of a model that are trained, and how activations are recomputed."""
 
     lora: Lora | None = None
-    frozen: tuple[str, ...] = ()  # names, or parts of dotted names, that are not trained
-    trains: Trainable | None = None  # or a test of each node, for a live model
+    frozen: tuple[str, ...] = ()  # parts, roles or dotted names (or pieces of them) that are frozen
+    trains: Trainable | None = None  # instead, a function of each node (for a live model)
     checkpointing: Checkpointing = "none"
-    is_checkpointing_assumed: bool = False  # it was not stated, and there is no live model
+    is_checkpointing_assumed: bool = False  # checkpointing was not given; no live model shows it
 
 
 @dataclass(frozen=True)
 class Work:
-    """One step of a model: what it costs, and under which names."""
+    """The FLOPs, parameters and memory traffic of one step of a model."""
 
     phase: str
     batch: Batch
     training: TrainedParts
-    parts: Parts  # by `exact`, as documents; hardware as the grid
+    parts: Parts  # convention `exact`; model FLOPs of the documents, hardware FLOPs of the grid
     flops: dict[str, Flops]  # by convention, the chosen one first
-    not_defined: dict[str, str]  # conventions that have nothing to say here, and why
+    not_defined: dict[str, str]  # conventions that do not apply, and why
     params: int
     params_active: int
     params_trained: int
     assumptions: tuple[str, ...] = field(default=())
-    traffic: MemoryTraffic | None = None  # of inference
-    kept: tuple[str, ...] = ()  # how weights and cache are stored, and the source
+    traffic: MemoryTraffic | None = None  # inference only
+    kept: tuple[str, ...] = ()  # notes on the types of weights and cache, and their source
     kept_bytes: float | None = None  # of all weights
-    params_given: int | None = None  # N of the formulas, where it was passed
+    params_given: int | None = None  # N of the formulas, if it was passed
 
     @property
     def chosen(self) -> Flops:
-        """The FLOPs under the convention that was asked for."""
+        """The FLOPs under the chosen convention."""
         return next(iter(self.flops.values()))
 
     @property
     def of_params_given(self) -> list[str]:
-        """Conventions whose N is the one that was given."""
+        """Names of the conventions that use the N that was passed; none if none was."""
         if self.params_given is None:
             return []
         return [name for name in self.flops if "N" in CONVENTIONS[name].letters]
@@ -152,16 +152,17 @@ def step_work(
     params: int | None = None,
     storage: Storage = ASSUMED,
 ) -> Work:
-    """Count one step. `params`: the N of another program's figure, where it differs from ours.
+    """Count one step of a model.
 
-    `storage`, how weights and cache are kept, is for the bytes that inference moves.
+    `params`: the N for the formulas, if it differs from the model's own, to reproduce another
+    program's number. `storage`: types of weights and cache, for the memory traffic of inference.
     """
     if phase not in PHASES:
         raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
     if phase == "decode" and not writes(graph):
         raise UsageError(
-            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
-            " language model), so it has no decoding step: count prefill"
+            f"this {graph.family} model has no head of a causal language model, so it has no"
+            " decoding step: pass --phase prefill"
         )
     first = convention(chosen)
     how = training or TrainedParts(is_checkpointing_assumed=True)
@@ -173,7 +174,7 @@ def step_work(
     trained = sum(node.params for node in adapted if trainable(node))
     if judge is not None and not trained:
         raise UsageError(
-            "everything is frozen, so nothing is trained: freeze less, or count prefill"
+            "everything is frozen, so nothing is trained: freeze less, or pass --phase prefill"
         )
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
     padding = _row(count, batch) if batch.is_grid else None
@@ -213,16 +214,16 @@ def step_work(
         params_given=params,
     )
     if params is not None and not work.of_params_given:
-        raise UsageError("N was given, and no formula of N is defined for this step; leave it out")
+        raise UsageError("no formula with N applies to this step; leave out --params")
     return work
 
 
 def _under_each(
     job: _Job, first: Convention, like: Flops, n_note: str
 ) -> tuple[dict[str, Flops], dict[str, str]]:
-    """FLOPs by convention, the chosen one first, and the reasons why others do not apply.
+    """Return FLOPs by convention, the chosen one first, and why other conventions do not apply.
 
-    `like` has what is the same under all of them; `n_note` goes with formulas of N.
+    `like` has the fields that are equal for all; `n_note` is added to formulas that use N.
     """
     flops: dict[str, Flops] = {}
     not_defined: dict[str, str] = {}
@@ -245,7 +246,7 @@ def _under_each(
 
 
 def writes(graph: Graph) -> bool:
-    """True if the model goes on from what it reads, token by token."""
+    """True if the model can generate tokens one by one: it is causal and has logits."""
     has_scan = any(isinstance(node.work, Scan) for node in graph)
     is_causal = has_scan or any(work.mask == "causal" for _, work in graph.attentions())
     return is_causal and any(node.stream == "logits" for node in graph)
@@ -253,25 +254,25 @@ def writes(graph: Graph) -> bool:
 
 @dataclass(frozen=True)
 class _Job:
-    """A step, ready to be counted under any convention."""
+    """The inputs that any convention needs to count a step."""
 
     batch: Batch
     trainable: Trainable | None  # None: inference
     how: TrainedParts
     parts: Parts
     sizes: Sizes | None
-    no_sizes: str  # why formulas have nothing to say
+    no_sizes: str  # why formulas do not apply
     is_partly_frozen: bool
 
     def under(self, each: Convention) -> tuple[float, float]:
-        """Model and hardware FLOPs, or NotMeasurable where it is not for a step like this."""
+        """Return model and hardware FLOPs; NotMeasurable if the convention does not apply."""
         if each.weights is None:
             sums = total(self.parts)
             return sums.model, sums.hardware
         if self.sizes is None:
             raise NotMeasurable(self.no_sizes)
         if each.is_for_lora and (self.how.lora is None or self.trainable is None):
-            raise NotMeasurable("it is for training with LoRA, and this is not")
+            raise NotMeasurable("it is for training with LoRA, and this step is not")
         if not each.is_for_lora and self.is_partly_frozen:
             raise NotMeasurable("it counts every weight as trained, and here some are frozen")
         reason = each.undefined(self.sizes)
@@ -288,7 +289,7 @@ class _Job:
 
 
 def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> list[str]:
-    """Assumptions of a step, beside the model's own."""
+    """Return the assumptions of a step; the graph has the model's own."""
     lines = []
     longest = max(document.past + document.new for document in batch.documents)
     limit = graph.facts.get("learned_positions", longest)
@@ -304,11 +305,11 @@ def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> l
             " layer; in attention only the documents' own pairs"
         )
     if "tokens_per_image" in graph.facts and not batch.images and phase != "decode":
-        lines.append("no images, so none of what sees them is counted; pass --images")
+        lines.append("no images, so the vision parts are not counted; pass --images")
     if phase == "train":
         return [*lines, NO_RECOMPUTATION] if how.is_checkpointing_assumed else lines
     if batch.rows("logits") < batch.rows("tokens"):
-        lines.append("the head is applied to the last token of each prompt, and to no other")
+        lines.append("the head is applied only to the last token of each prompt")
     if any(work.copies > 1 for _, work in graph.linears()):
         lines.append("experts read: the number expected if the router picks them at random")
     more = _absorbed(graph, batch)
@@ -317,20 +318,21 @@ def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> l
     line = "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked"
     if phase == "decode":
         line += (
-            "; with its projection absorbed by the query's and the output's, as servers decode,"
-            f" {scaled(more, 'FLOP')} more"
+            "; servers decode with its up-projection absorbed into the query and output"
+            f" projections: {scaled(more, 'FLOP')} more"
         )
     return [*lines, line]
 
 
-NO_RECOMPUTATION = "no recomputation of activations; --checkpointing says otherwise"
+NO_RECOMPUTATION = "no recomputation of activations; if there is, pass --checkpointing"
 
 
 def _absorbed(graph: Graph, batch: Batch) -> float | None:
-    """FLOPs that absorbed projections add to latent attention; None where there is none.
+    """Return the FLOPs that absorbed projections add to latent attention; None without any.
 
-    Queries then meet what is cached as it is, longer than keys and values are, and the projection
-    costs as much as before: of each head's query up to the rank, and of its result down again.
+    Queries then attend to the compressed cache directly. Its vectors are longer than keys and
+    values. The projections cost as much as before: each head's query up to the rank, its result
+    down again.
     """
     linears = {node.name: work for node, work in graph.linears()}
     more = None
@@ -343,12 +345,12 @@ def _absorbed(graph: Graph, batch: Batch) -> float | None:
 
 
 def trained_graph(graph: Graph, how: TrainedParts) -> tuple[Graph, Trainable]:
-    """The model with its adapters, if it has any, and which of its nodes are trained."""
+    """Return the graph, with adapters if `how` has LoRA, and which of its nodes are trained."""
     if how.trains is not None:
         return graph, how.trains
     if how.lora is not None:
         if how.frozen:
-            raise UsageError("LoRA freezes all but its adapters; leave out what else is frozen")
+            raise UsageError("LoRA already freezes everything but its adapters; leave out --freeze")
         return with_adapters(graph, how.lora)
     if not how.frozen:
         return graph, trains_all
@@ -359,17 +361,17 @@ def trained_graph(graph: Graph, how: TrainedParts) -> tuple[Graph, Trainable]:
 
 
 def _is_named(node: Node, name: str) -> bool:
-    """True if a name means this node: a part, a role, or a run of its dotted name."""
+    """True if `name` is this node's part or role, or consecutive words of its dotted name."""
     return name in (node.part, node.role) or f".{name}." in f".{node.name}."
 
 
 def _exact(count: Callable[[Batch], Parts], batch: Batch) -> Parts:
-    """FLOPs by part: of the documents, and what the grid and recomputation add."""
+    """Return FLOPs by part: model FLOPs of the documents; padding and recomputation as hardware."""
     needed = count(batch)
     if batch.is_grid:
         return needed
-    # Padding is computed like any other row. Pairs are those of the documents, packed or padded:
-    # what a kernel spends on pairs that need not meet is its own, and which kernel is not known.
+    # Padding is computed like any other row. Attention pairs are those within documents: how many
+    # other pairs a kernel computes depends on the kernel, which is unknown.
     computed = count(batch.computed())
     return {
         part: replace(flops, recomputed=computed[part].hardware - flops.model)
@@ -378,8 +380,10 @@ def _exact(count: Callable[[Batch], Parts], batch: Batch) -> Parts:
 
 
 def _row(count: Callable[[Batch], Parts], batch: Batch) -> float:
-    """What one more position costs that holds no token: it goes through every layer and meets
-    nothing. Under every convention: formulas of N have no word for it."""
+    """Return the hardware FLOPs of one more padded position: every layer, but no attention pairs.
+
+    It is the same under every convention, because formulas with N do not count padding.
+    """
     return total(count(replace(batch, padding=1))).hardware - total(count(batch)).hardware
 
 

@@ -1,1 +1,1 @@
-"""Dense peaks of devices by data type, from a table with sources; grids; calibrations."""
+"""Facts about hardware with sources: devices' peaks, calibrations, carbon intensity of grids."""

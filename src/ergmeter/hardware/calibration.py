@@ -1,10 +1,10 @@
 """The rates that `erg calibrate` measured on a device, and the files they are stored in.
 
 A rate depends on the power limit, the driver and other processes on the GPU. So a calibration
-belongs to one device id and has its date and conditions. A run copies it into its own header when
-it is recorded: calibrating again later changes no finished run.
+belongs to one device id and has its date and conditions. Each run copies it into its header, so a
+later calibration does not change finished runs.
 
-There is one JSON file a device, in the folder that ERGMETER_CALIBRATION names or else in the user's
+There is one JSON file per device, in the folder ERGMETER_CALIBRATION or, by default, in the user's
 data folder. A file is replaced atomically.
 """
 
@@ -33,10 +33,10 @@ _KINDS = ("gpu", "node")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CalibratedRate:
-    """A rate sustained over a window: its work over its time, and the conditions.
+    """A rate sustained over a time window: work over time, and the conditions.
 
-    `median`, `low` and `high` are of the timed blocks of the window; the latter two are the 5th and
-    95th percentile. Clock, power and temperature are None where they could not be read.
+    `median`, `low` (5th percentile) and `high` (95th) are of the timed blocks in the window. Clock,
+    power and temperature are None if they could not be read.
     """
 
     value: float
@@ -47,16 +47,16 @@ class CalibratedRate:
     blocks: int
     window_s: float
     warmup_s: float
-    drift_frac: float  # second half of the window against the first
-    of: str  # the sizes it was reached with
-    burst: float  # the best short block, before heat and the power limit are felt
+    drift_frac: float  # second half of the window compared with the first
+    of: str  # the sizes of matrices or buffers
+    burst: float  # the best short block, before heat and the power limit lower the rate
     burst_s: float
     burst_of: str
     clock_hz: float | None = None
     clock_low_hz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None  # at the end
-    limited: Mapping[str, float] = dataclasses.field(default_factory=dict)  # share of readings
+    limited: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by throttle reason
 
     @property
     def is_steady(self) -> bool:
@@ -72,7 +72,7 @@ class Idle:
     low_w: float
     high_w: float
     window_s: float
-    counter_w: float | None = None  # by the energy counter over the same time, whole refreshes
+    counter_w: float | None = None  # from the energy counter, over whole refreshes of it
     clock_hz: float | None = None
 
 
@@ -89,7 +89,7 @@ class Refresh:
 
 @dataclasses.dataclass(slots=True)
 class Calibration:
-    """All measurements of one device. Filled step by step: an interrupt keeps what is done."""
+    """All measurements of one device, filled step by step: an interrupt keeps the finished ones."""
 
     device: str  # its id
     kind: str
@@ -102,14 +102,14 @@ class Calibration:
     idle: Idle | None = None
     refresh: dict[str, Refresh] = dataclasses.field(default_factory=dict)  # by sensor
     sweep: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    absent: dict[str, str] = dataclasses.field(default_factory=dict)  # what is not here, and why
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)  # missing, with the reason
     remarks: list[str] = dataclasses.field(default_factory=list)
     took_s: float = 0.0
     quick: bool = False
     interrupted: bool = False
 
     def as_json(self, *, with_sweep: bool = True) -> dict[str, Any]:
-        """The JSON document of a file; without the sweep, that of a run's header."""
+        """Return the JSON document of a calibration file; a run's header leaves out the sweep."""
         document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         if not with_sweep:
             del document["sweep"]
@@ -117,7 +117,7 @@ class Calibration:
 
     @property
     def text(self) -> str:
-        """Date and conditions as text, for a note."""
+        """The date and conditions as text for a note."""
         conditions = self.conditions
         limit = conditions.get("power_limit_w")
         parts = [f"calibrated {self.measured[:10]}", f"torch {conditions.get('torch', '?')}"]
@@ -133,13 +133,13 @@ class Calibration:
 
 
 def read_document(document: object, where: str) -> Calibration:
-    """A calibration from JSON. FormatError names `where` it is from."""
+    """Return the calibration in a JSON document; `where` is its source, for errors."""
     cure = "remove it, or run `erg calibrate` again"
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f"{where} is no calibration: {cure}")
     if document.get("version") != VERSION:
         raise FormatError(
-            f"{where} is version {document.get('version')!r} of its format, and this ergmeter reads"
+            f"{where} has format version {document.get('version')!r}, and this ergmeter reads"
             f" version {VERSION}: {cure}"
         )
     try:
@@ -155,12 +155,12 @@ def read_document(document: object, where: str) -> Calibration:
         return Calibration(**fields)
     except (TypeError, AttributeError) as error:
         raise FormatError(
-            f"{where} has not the fields of a calibration ({error}): {cure}"
+            f"{where} does not have the fields of a calibration ({error}): {cure}"
         ) from None
 
 
 def default_folder() -> Path | None:
-    """The folder of calibrations; None for a user without a home."""
+    """Return the folder of calibrations; None for a user without a home directory."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
@@ -173,12 +173,12 @@ def default_folder() -> Path | None:
 
 
 def calibration_path(device: str, folder: Path) -> Path:
-    """The file of a device."""
+    """Return the path of a device's calibration in `folder`."""
     return folder / (re.sub(r"[^A-Za-z0-9._-]", "_", device) + ".json")
 
 
 def load_calibration(device: str, *, folder: Path | None = None) -> Calibration | None:
-    """The stored calibration of a device, or None. FormatError or OSError if it can't be read."""
+    """Return a device's stored calibration, or None. FormatError or OSError if unreadable."""
     folder = folder or default_folder()
     if folder is None:
         return None
@@ -196,12 +196,12 @@ def load_calibration(device: str, *, folder: Path | None = None) -> Calibration 
 
 
 def save_calibration(calibration: Calibration, *, folder: Path | None = None) -> Path:
-    """Write a calibration and return its path. It replaces an earlier one of the same device."""
+    """Store a calibration in place of the device's earlier one; return its path."""
     folder = folder or default_folder()
     if folder is None:
         raise UsageError(
-            f"this user has no home directory to keep the calibration in: pass --out FOLDER, or set"
-            f" {FOLDER_VARIABLE}"
+            f"this user has no home directory to store the calibration in: pass --out FOLDER, or"
+            f" set {FOLDER_VARIABLE}"
         )
     path = calibration_path(calibration.device, folder)
     folder.mkdir(parents=True, exist_ok=True)

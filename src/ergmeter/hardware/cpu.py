@@ -1,8 +1,8 @@
-"""A CPU's peak, derived from its parts: cores x lanes x FMA units x 2 x clock.
+"""A CPU's peak FLOP/s, derived as cores x SIMD lanes x FMA units x 2 x clock.
 
 Under vector load on all cores a CPU runs below its nominal clock, and Linux reports neither that
-clock nor the number of FMA units. The peak is therefore an assumption: its inputs are in its source
-and note. If one is unknown there is no peak.
+clock nor the number of FMA units. So the peak is an assumption; its inputs are in its source and
+note. If an input is unknown, there is no peak.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ARM_CORES = {
 
 
 def cpu_model() -> str:
-    """The CPU's model name, or the architecture where the system has none.
+    """Return the CPU's model name; the architecture if the system reports no name.
 
     `platform.processor()` is empty or only the architecture on most Linux systems, so /proc/cpuinfo
-    comes first. ARM kernels have no model name there.
+    is read first. On ARM it has no model name.
     """
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -54,7 +54,7 @@ def cpu_peak(
     matrix_flop_per_cycle: Mapping[str, int] | None = None,
     name: str = "CPU",
 ) -> DeviceSpec:
-    """The peak of a CPU with these parts, by type; with a matrix unit also that unit's."""
+    """Return a device spec with the peaks of such a CPU: fp32, and its matrix unit's types."""
     if min(cores, clock_hz, fp32_lanes, fma_units) <= 0:
         raise UsageError("a CPU's peak needs cores, a clock, lanes and FMA units above 0")
     per_cycle = {"fp32": fp32_lanes * fma_units * 2, **(matrix_flop_per_cycle or {})}
@@ -79,15 +79,16 @@ def cpu_peak(
 
 
 def _matrix(flop_per_cycle: Mapping[str, int]) -> str:
-    """The FLOPs of a core's matrix unit as text."""
+    """Return the FLOPs per cycle of a core's matrix unit as text; empty without one."""
     each = ", ".join(f"{dtype} {flop} FLOP" for dtype, flop in flop_per_cycle.items())
     return f", its matrix unit {each} a cycle and core" if each else ""
 
 
 def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
-    """The peak of the CPU in this text of /proc/cpuinfo, or NotMeasurable.
+    """Return the spec, with peaks, of the CPU that a text of /proc/cpuinfo describes.
 
-    `clock_hz`: the highest clock by cpufreq. Without it, the highest current clock in the text.
+    `clock_hz`: the highest clock by cpufreq; default: the highest current clock in the text. Raises
+    NotMeasurable if the text lacks an input.
     """
     blocks = [
         dict(re.findall(r"^([^:\n]*?)\s*:\s*(.*)$", block, re.MULTILINE))
@@ -95,7 +96,7 @@ def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
     ]
     blocks = [block for block in blocks if "processor" in block]
     if not blocks:
-        raise NotMeasurable("/proc/cpuinfo names no processor")
+        raise NotMeasurable("/proc/cpuinfo lists no processor")
     seen_hz = max((float(block.get("cpu MHz", 0)) * 1e6 for block in blocks), default=0.0)
     clock = clock_hz or seen_hz
     if not clock:
@@ -116,7 +117,7 @@ def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
 
 
 def _vector_units(block: dict[str, str]) -> tuple[int, int]:
-    """Fp32 lanes and FMA units of a core."""
+    """Return a core's fp32 lanes and FMA units, from its flags or its ARM part number."""
     flags = block.get("flags", "").split()
     if "avx512f" in flags:
         half = block.get("cpu family") in _HALF_WIDTH_AMD_FAMILIES
@@ -126,6 +127,6 @@ def _vector_units(block: dict[str, str]) -> tuple[int, int]:
     arm = _ARM_CORES.get((block.get("CPU implementer", ""), block.get("CPU part", "")))
     if arm is None:
         raise NotMeasurable(
-            "/proc/cpuinfo does not tell the CPU's vector width and number of FMA units"
+            "/proc/cpuinfo does not show the CPU's vector width and number of FMA units"
         )
     return arm

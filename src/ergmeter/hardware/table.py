@@ -1,16 +1,15 @@
-"""The table of devices and their peaks: reading rows from TOML, and looking up a name.
+"""The table of devices and their peaks: reads rows from TOML, and looks up names.
 
-A peak has a data type and a unit: "the peak" of an H100 is 67, 494.5, 989.5 or 1979 TFLOP/s. A type
-without a number means one of two things. Either the device has no units for it (`lacks`), or its
-rate is unknown.
+A peak belongs to a data type: "the peak" of an H100 is 67, 494.5, 989.5 or 1979 TFLOP/s. If a type
+has no number, either the device has no hardware units for it (`lacks`), or its rate is unknown.
 
 A name matches as a whole, ignoring case and spaces: the driver's name, then an alias. Substring
 matches take an L40S for an L4 and an H100 PCIe for an SXM (989 against 756 TFLOP/s), and every MFU
 is then wrong. A name shared by several devices returns them all. An unknown name is an error that
 lists the closest names.
 
-Rows are in hardware.toml beside this file. A user's own rows, in the same format, win. A CPU has
-no row: its peak is derived from its parts (cpu.py), with the assumptions in its note.
+Rows are in hardware.toml beside this file. A user's own rows, in the same format, take precedence.
+A CPU has no row: its peak is derived (cpu.py), with the assumptions in its note.
 
 Rows are checked field by field. A misspelt type would silently drop its peak, and a name in two
 rows would make the result depend on their order, so both are errors.
@@ -41,12 +40,12 @@ MOST_PEAK_FLOPS_PER_S = 1e17
 
 
 class NoUnits(NotMeasurable):
-    """The device has no units for this data type, so there is no peak."""
+    """The device has no hardware units for this data type, so there is no peak."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One device as its maker describes it. Unpublished values are None or absent."""
+    """A device's peaks, memory and power by its maker. Unpublished values are None or absent."""
 
     key: str
     name: str
@@ -62,14 +61,14 @@ class DeviceSpec:
     confirmed: str = ""  # what its peak was compared with that day
     note: str = ""
     lacks: tuple[str, ...] = ()  # types without units; other absent types are unknown
-    # As the driver reports it: less than nominal where ECC check bits are stored in it.
+    # As the driver reports it: less than nominal if ECC bits take part of the memory.
     driver_memory_bytes: int | None = None
     driver_memory_source: str = ""
     origin: str = BUILT_IN  # or the user's file, or "derived"
     basis: Basis = "reported"
 
     def peak(self, dtype: str) -> float:
-        """The peak of a data type in FLOP/s; NotMeasurable if the row has none."""
+        """Return the peak of a data type in FLOP/s; NotMeasurable if the row has none."""
         if dtype not in DTYPES:
             raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
         peak = self.peak_flops_per_s.get(dtype)
@@ -102,19 +101,19 @@ class DeviceSpec:
 
 
 def parse_peak(text: str) -> float:
-    """A peak as people write it, in FLOP/s: 989.5e12, 989.5T, "989.5 TFLOP/s", 2.25 PFLOPS."""
+    """Parse a peak into FLOP/s: 989.5e12, 989.5T, "989.5 TFLOP/s" or 2.25 PFLOPS."""
     match = re.fullmatch(
         r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([gtp]?)(?:(?:flop|op)s?(?:/s)?)?",
         text.strip(),
         re.IGNORECASE,
     )
     if match is None:
-        raise UsageError(f"{text!r} is no peak; write it as 989.5e12, 989.5T or '989.5 TFLOP/s'")
+        raise UsageError(f"{text!r} is not a peak; write 989.5e12, 989.5T or '989.5 TFLOP/s'")
     value = float(match[1]) * {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}[match[2].lower()]
     if not LEAST_PEAK_FLOPS_PER_S <= value <= MOST_PEAK_FLOPS_PER_S:
         raise UsageError(
-            f"a peak of {value:g} FLOP/s ({text!r}) is no device's; is the unit missing, as in"
-            " 989.5T? It is the peak of one device, not of all"
+            f"no device has a peak of {value:g} FLOP/s ({text!r}); is the unit missing, as in"
+            " 989.5T? Pass the peak of one device, not of all"
         )
     return value
 
@@ -126,17 +125,17 @@ _BYTES_PER_MIB = 2**20
 
 
 def fold_name(name: str) -> str:
-    """A name as it is compared: case folded, runs of spaces as one."""
+    """Return a name for comparison: case folded, runs of spaces as one."""
     return " ".join(name.split()).casefold()
 
 
 def read_rows(document: dict[str, Any], path: str) -> tuple[dict[str, DeviceSpec], dict[str, str]]:
-    """Rows by key, and each folded name with its row's key. FormatError if a row is invalid."""
+    """Return rows by key, and the row key of each folded name; FormatError for an invalid row."""
     rows: dict[str, DeviceSpec] = {}
     names: dict[str, str] = {}
     for key, fields in document.items():
         if not isinstance(fields, dict):
-            raise FormatError(f"{path}: {key} = {fields!r} stands outside a row; rows are [tables]")
+            raise FormatError(f"{path}: {key} = {fields!r} is outside a row; rows are [tables]")
         row = rows[key] = _row(key, fields, f"{path}: [{key}]")
         for name in {fold_name(name) for name in (key, row.name, *row.driver_names, *row.aliases)}:
             if names.setdefault(name, key) != key:
@@ -208,7 +207,7 @@ def _peaks(table: dict[str, Any], where: str) -> Iterator[tuple[str, float]]:
         _check_type(dtype, where)
         peak = _positive(value, f"{where}.{dtype}") * _FLOP_PER_TFLOP
         if not LEAST_PEAK_FLOPS_PER_S <= peak <= MOST_PEAK_FLOPS_PER_S:
-            raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
+            raise FormatError(f"{where}.{dtype} is {value!r} TFLOP/s; no device has such a peak")
         yield dtype, peak
 
 
@@ -226,22 +225,22 @@ def _check_type(dtype: str, where: str) -> None:
 
 
 def lookup(name: str, *, extra: Path | None = None) -> DeviceSpec:
-    """The row of that name; NotMeasurable if there is none or several.
+    """Return the device with this name; NotMeasurable if there is none, or several.
 
-    `extra`: a file to read instead of the user's. The user's rows come before the built-in ones.
+    The user's rows take precedence over built-in ones. `extra`: a file instead of the user's.
     """
     rows = candidates(name, extra=extra)
     if len(rows) > 1:
         keys = ", ".join(spec.key for spec in rows)
         raise NotMeasurable(
-            f"{name!r} is the name of several devices, and their figures differ; name one of"
+            f"{name!r} is the name of several devices with different peaks; name one of"
             f" them: {keys}"
         )
     return rows[0]
 
 
 def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...]:
-    """The rows of a name: one, or all that share it; NotMeasurable if there is none."""
+    """Return the devices with this name, several if they share it; NotMeasurable if none."""
     wanted = fold_name(name)
     users, built_in = _user_table(extra), _built_in()
     rows, names = {**built_in.rows, **users.rows}, {**built_in.names, **users.names}
@@ -259,26 +258,26 @@ def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...
 
 
 def devices(*, extra: Path | None = None) -> list[DeviceSpec]:
-    """Every row in the order of the file; a user's row replaces a built-in one of its key."""
+    """Return all devices in the file's order; a user's row replaces the built-in of its key."""
     return list({**_built_in().rows, **_user_table(extra).rows}.values())
 
 
 def built_in_devices() -> list[DeviceSpec]:
-    """The built-in rows, without the user's."""
+    """Return the built-in devices, without the user's."""
     return list(_built_in().rows.values())
 
 
 def ambiguous_names() -> dict[str, tuple[str, ...]]:
-    """Names shared by several rows, with the keys of those rows."""
+    """Return the names that several devices share, with the keys of their rows."""
     return dict(_built_in().ambiguous)
 
 
 def user_file() -> Path | None:
-    """The file of the user's own rows, if there is one."""
+    """Return the path of the user's own device rows, or None."""
     named = os.environ.get(USER_FILE_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise UsageError(f"{USER_FILE_VARIABLE} names {named}, which is not a file")
+            raise UsageError(f"{USER_FILE_VARIABLE} is {named}, which is not a file")
         return Path(named)
     try:
         path = Path("~/.config/ergmeter/hardware.toml").expanduser()
@@ -300,16 +299,17 @@ _MOST_SUGGESTED = 5
 def near_names(
     text: str, names: Collection[str], *, least_letters: int, cutoff: float
 ) -> list[str]:
-    """Names that contain a text, the shortest first; if there is none, the two most like it.
+    """Return the names that contain `text`, shortest first; else the two most similar names.
 
-    A text of fewer than `least_letters` is in too many names; `cutoff` is difflib's.
+    A text of fewer than `least_letters` is not searched for inside names: too many would match.
+    `cutoff` is difflib's.
     """
     holding = [name for name in names if text in name and len(text) >= least_letters]
     return sorted(holding, key=len) or difflib.get_close_matches(text, names, n=2, cutoff=cutoff)
 
 
 def _letters(name: str) -> str:
-    """Letters and digits only, so that "rtx4090", "RTX-4090" and "RTX 4090" are equal."""
+    """Return letters and digits only: "rtx4090", "RTX-4090" and "RTX 4090" become equal."""
     return re.sub(r"[^a-z0-9]+", "", name.casefold())
 
 

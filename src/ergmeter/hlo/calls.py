@@ -1,7 +1,7 @@
-"""The multiply-accumulates of a custom call, by its target and its backend config.
+"""The multiply-accumulates (MACs) of a custom call, by its target and its backend config.
 
-XLA counts a custom call as -1 flop, and scripts count it as 0. Here a library's matrix product
-counts as a dot does, from its shapes. Known calls without products count 0. Any other call is
+XLA counts a custom call as -1 FLOP, and common scripts as 0. Here a library's matrix product counts
+like a dot, from its shapes. Calls that are known to have no products count 0. Other calls are
 listed as unknown.
 """
 
@@ -22,13 +22,13 @@ from ergmeter.hlo.wire import integer, span
 if TYPE_CHECKING:
     from ergmeter.hlo.module import Computation, Instruction, Module
 
-# A backend config holds a loop's trip count, a library call's dimensions or an NKI kernel's MACs. A
-# kernel that states 0 MACs (a norm) is known. One without the key is not, and neither is one whose
-# config can't be read.
+# A backend config has a loop's trip count, a library call's dimensions or an NKI kernel's MACs. The
+# MACs of a kernel are known if its config states them, even as 0 (a norm). They are unknown if the
+# key is missing or the config can't be read.
 
 
 KERNEL_TARGETS = ("AwsNeuronCustomNativeKernel", "AwsNeuronNkiKernel")
-# NKI writes the first, which AWS's own scoring scripts read; an older compiler the second.
+# NKI writes the first name, which AWS's own scoring scripts read; an older compiler the second.
 _MAC_KEYS = ("mac_count", "matmul_mac_count")
 _MAX_BYTES = 1 << 26
 
@@ -37,7 +37,7 @@ State = Literal["known", "absent", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An NKI kernel in a module: how often it runs, and the MACs of one call as it states them."""
+    """An NKI kernel in a module: its number of calls, and the MACs per call that it states."""
 
     function: str | None
     target: str
@@ -47,7 +47,7 @@ class Kernel:
 
 
 def backend_config(module: Module, instruction: Instruction) -> bytes:
-    """The bytes of an instruction's backend config, for all versions of XLA."""
+    """Return the bytes of an instruction's backend config, from any version of XLA."""
     data, where = instruction.data, span(instruction.fields, proto.BACKEND_CONFIG)
     payload = instruction.part(proto.BACKEND_CONFIG_PAYLOAD)
     if payload and not (where and where[1] > where[0]):
@@ -61,7 +61,7 @@ def backend_config(module: Module, instruction: Instruction) -> bytes:
 
 
 def as_json(config: bytes) -> dict[str, Any]:
-    """The config as JSON, as XLA's CPU and GPU backends write it; else empty."""
+    """Return a config that is a JSON object, as of XLA's CPU and GPU backends; {} for others."""
     try:
         fields = json.loads(config)
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def as_json(config: bytes) -> dict[str, Any]:
 
 
 def known_trip_count(config: bytes) -> int | None:
-    """The trip count that the compiler stated, as a string in the config; else None."""
+    """Return the trip count that the compiler wrote into a loop's config, or None."""
     loop = as_json(config).get("known_trip_count")
     return whole_number(loop.get("n")) if isinstance(loop, dict) else None
 
@@ -87,7 +87,7 @@ def whole_number(value: object) -> int | None:
 
 
 def kernel(module: Module, call: Instruction) -> Kernel:
-    """Reads function and MACs of an NKI kernel from its config."""
+    """Return an NKI kernel, with function and MACs from its config."""
     function, state, macs = _kernel(backend_config(module, call))
     return Kernel(function, call.text(proto.CUSTOM_CALL_TARGET), state, 1, macs)
 
@@ -152,7 +152,7 @@ _PRODUCTS = frozenset([*_LIBRARY_PRODUCTS, *_CONVOLUTIONS, _COLLECTIVE_PRODUCT])
 
 
 def call_macs(module: Module, computation: Computation, call: Instruction) -> int | None:
-    """MACs of a call that is not an NKI kernel; None if it may hold products."""
+    """Return the MACs of a call that is not an NKI kernel; None for an unknown target."""
     target = call.text(proto.CUSTOM_CALL_TARGET)
     if target in _WITHOUT_PRODUCTS or target.startswith(_PREFIXES_WITHOUT_PRODUCTS):
         return 0
@@ -175,7 +175,7 @@ def call_macs(module: Module, computation: Computation, call: Instruction) -> in
 
 
 def _contracted(config: bytes) -> list[int]:
-    """The left operand's contracted dimensions, where cuBLAS's config has them (as strings)."""
+    """Return the left operand's contracted dimensions from a cuBLAS config; [] if it has none."""
     fields = as_json(config)
     for key in ("gemm_backend_config", "dot_dimension_numbers", "lhs_contracting_dimensions"):
         if key == "gemm_backend_config" and key not in fields:
@@ -190,10 +190,10 @@ def _contracted(config: bytes) -> list[int]:
 
 
 def _matmul_macs(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int | None:
-    """MACs from the sizes alone, whichever operand is transposed.
+    """Return a matmul's MACs from its sizes only, whichever operand is transposed; None if odd.
 
     With a batch b on both sides, |left| |right| |out| = (b m k) (b k n) (b m n) = (b m k n)^2 b.
-    With it on one side only it is a plain product with b times the rows, or the columns.
+    With a batch on one side only, it is a plain product with b times the rows or columns.
     """
     batches = product(left[:-2]), product(right[:-2])
     batch = 1 if 1 in batches else product(out[:-2])
@@ -207,10 +207,10 @@ def _matmul_macs(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, 
 def _collective_macs(
     left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]
 ) -> int | None:
-    """A product around a collective: the left operand or the result is a shard of the rows.
+    """Return the MACs of a matmul that is fused with a collective; None if shapes are ambiguous.
 
-    What this device multiplies is the gathered left operand, or the result before it is
-    scattered: whichever has more rows.
+    The left operand or the result is a shard of the rows. This device multiplies all rows: those of
+    the gathered left operand, or of the result before it is scattered, whichever are more.
     """
     if len(right) != 2 or not left or not out:
         return None

@@ -1,8 +1,8 @@
-"""The compiled reader: a small C file, built with the system's compiler when it is first needed.
+"""The compiled reader of HLO modules: a C file, built with the system's compiler at first use.
 
-It is a matter of speed only (two to three times that of protobuf): without a compiler, or with
-ERGMETER_COMPILED=0, protobuf gives the same counts. The library lies in the user's cache
-directory under a name that holds a hash of its source and of the platform.
+It is two to three times as fast as protobuf and gives the same counts. Without a compiler, or with
+ERGMETER_COMPILED=0, protobuf is used. The library is in the user's cache directory; its name has a
+hash of its source and of the platform.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _List(ctypes.Structure):
 
 
 class _Scan(ctypes.Structure):
-    """The head of the C structure."""
+    """The first fields of scan.c's result structure."""
 
     _fields_ = (
         *((name, _List) for name in ("rows", "special", "calls", "applied", "places", "payloads")),
@@ -49,7 +49,7 @@ class _Scan(ctypes.Structure):
 
 
 class Library:
-    """The loaded C code."""
+    """The loaded C library."""
 
     def __init__(self, path: Path) -> None:
         code = ctypes.CDLL(str(path))
@@ -62,13 +62,13 @@ class Library:
         self.free.argtypes = [ctypes.c_void_p]
 
     def module(self, data: Buffer) -> Module | None:
-        """Indexes a module; None if it is unusual or damaged."""
+        """Return the index of a module; None if the file is unusual or damaged."""
         if isinstance(data, bytes):
             made = self._scan(data, len(data))
         else:
             view = ctypes.c_char.from_buffer(data)
             made = self._scan(ctypes.byref(view), len(data))
-            del view  # while it lives, the file can't be closed
+            del view  # it would keep the file from being closed
         return _Index(self, data, made).module() if made else None
 
 
@@ -88,7 +88,7 @@ class _Index:
         self.library.free(self.made)
 
     def module(self) -> Module:
-        """The module, as every reader returns it."""
+        """Return the index as a `Module`, as every reader does."""
         scan, rows = self.scan, self._rows
         ids, work = rows[_ID::_ROW], rows[_WORK::_ROW]
         payloads = scan.payloads.numbers()
@@ -128,7 +128,7 @@ class _Index:
 
 
 class _Places:
-    """Where the instructions of a computation lie, as the scan has noted it."""
+    """The spans of a computation's instructions, from the C scan."""
 
     __slots__ = ("_first", "_index", "_number")
 
@@ -149,7 +149,7 @@ class _Places:
 
 @lru_cache(maxsize=1)
 def library() -> Library | None:
-    """The compiled library, built if needed; None if it can't be built."""
+    """Return the compiled library, built if needed; None if it can't be built."""
     try:
         # This file too: it has the layout of what the C code returns.
         sources = _SOURCE.read_bytes() + Path(__file__).read_bytes()
@@ -184,5 +184,5 @@ def _build(path: Path) -> None:
                 timeout=_COMPILE_LIMIT_S,
             )
         except subprocess.SubprocessError as error:
-            raise RuntimeError("the compiler refused") from error
+            raise RuntimeError("the C compiler failed") from error
         made.replace(path)

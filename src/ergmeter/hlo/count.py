@@ -1,11 +1,11 @@
-"""Counts the multiply-accumulates that a module executes, from a file or from bytes.
+"""Counts the multiply-accumulates (MACs) that an HLO module executes, from a file or from bytes.
 
 A sum over all computations would be wrong: a loop's body runs many times, a function is called from
-several places, one of a conditional's branches runs, and unreachable computations never do. For a
+several places, only one branch of a conditional runs, and unreachable computations never run. For a
 scan over 32 layers that sum is a tenth of the truth.
 
-Costs are added up from the callees, each computation once; executions are then passed down from the
-entry. So call graphs that are exponential to walk take linear time.
+Costs are added up from callees to callers, each computation once. Then the numbers of executions
+are passed down from the entry. So even call graphs with exponentially many paths take linear time.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from ergmeter.units import listed_by
 
 
 class _Edge(NamedTuple):
-    """A computation that another one runs: how often, and how often if loops ran once."""
+    """A callee of a computation, and how often it runs per run of the caller."""
 
     callee: int
     times: int
-    times_once: int
+    times_once: int  # if loops ran once
 
 
 class _Cost(NamedTuple):
-    """The cost of running a computation; branches are compared by it, MACs first."""
+    """The cost of one run of a computation; its order decides which branch costs most."""
 
     macs: int
     opaque: int  # calls of unknown cost
@@ -56,8 +56,8 @@ class _Cost(NamedTuple):
     uncounted_flops: int
 
     def plus(self, times: int, below: _Cost) -> _Cost:
-        """The sum with that of a callee, which runs so often."""
-        if below is _NO_COST:  # as of most
+        """Return this cost plus that of a callee that runs `times` times."""
+        if below is _NO_COST:  # most callees
             return self
         return _Cost(*(_bounded(a + times * b) for a, b in zip(self, below, strict=True)))
 
@@ -67,7 +67,7 @@ _NO_COST = _Cost(0, 0, 0, 0)
 
 @dataclass(slots=True)
 class _Node:
-    """A computation with what its own instructions cost and what they call."""
+    """A computation with the cost of its own instructions, and its callees."""
 
     computation: Computation
     by_op: dict[str, int] = field(default_factory=dict)
@@ -77,22 +77,22 @@ class _Node:
     shardings: set[str] = field(default_factory=set)  # targets of sharding annotations
     loops: list[Instruction] = field(default_factory=list)
     choices: list[Instruction] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)  # computations that run once a call site
+    calls: list[int] = field(default_factory=list)  # computations that run once per call site
     edges: list[_Edge] = field(default_factory=list)
     unknown_loops: list[str] = field(default_factory=list)
     uneven_branches: list[str] = field(default_factory=list)
-    cost: _Cost = _NO_COST  # with all that is below
+    cost: _Cost = _NO_COST  # with the cost of its callees
     macs_once: int = 0
 
     @property
     def callees(self) -> dict[int, None]:
-        """Every computation that it names, in order and once."""
+        """The ids of all computations that it calls, in order, each once."""
         special = (callee for call in (*self.loops, *self.choices) for callee in call.called_ids)
         return dict.fromkeys([*self.calls, *self.computation.applied, *special])
 
     @property
     def works(self) -> bool:
-        """Whether running it more often would change a count."""
+        """True if it has any cost, so that the number of its runs matters."""
         return any(self.cost)
 
     @property
@@ -102,7 +102,7 @@ class _Node:
 
     @property
     def sites(self) -> Iterator[tuple[int, CallSite]]:
-        """Each callee with where it is called; not those that are applied to elements."""
+        """Each callee with its call site; functions applied to elements are left out."""
         calls = self.computation.calls
         for callee, index in zip(calls[::2], calls[1::2], strict=True):
             yield callee, CallSite(self.computation, self.computation.places.by_index(index), 0)
@@ -111,12 +111,12 @@ class _Node:
                 yield callee, CallSite(self.computation, call.extent, position)
 
     def add(self, op: str, macs: int) -> None:
-        """Count MACs of its own."""
+        """Add MACs of one of its own instructions."""
         self.by_op[op] = self.by_op.get(op, 0) + macs
 
 
 class _Graph:
-    """The computations that are reached: those with work as nodes, callees first."""
+    """The reachable computations: those with products or calls are nodes, callees first."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -126,12 +126,12 @@ class _Graph:
         self._walk(self._nothing.computation)
 
     def node(self, member: int) -> _Node:
-        """The node of a computation; an empty one if it is idle."""
+        """Return the node of a computation; an empty node if it neither multiplies nor calls."""
         return self.nodes.get(member, self._nothing)
 
     @property
     def entry(self) -> _Node:
-        """The last one, since callees come first."""
+        """The entry's node: the last one, since callees come first."""
         return next(reversed(self.nodes.values()))
 
     def _walk(self, entry: Computation) -> None:
@@ -145,7 +145,7 @@ class _Graph:
                 number = node.computation.id
                 self.nodes[number] = under_way.pop(number)
             elif callee in under_way:
-                raise Malformed(f"the computation {node.computation.name} leads back to itself", 0)
+                raise Malformed(f"the computation {node.computation.name} calls itself", 0)
             elif callee not in self.nodes:
                 computation = self.module.computations.find(callee)
                 if computation is None:
@@ -162,7 +162,7 @@ class _Graph:
 
 
 def count(module: Module) -> ModuleCount:
-    """Counts a module. Raises Malformed if it is inconsistent."""
+    """Count the MACs of a module. Raises Malformed if it is inconsistent."""
     graph = _Graph(module)
     loops = Loops(module, _call_sites(graph.nodes))
     for node in graph.nodes.values():
@@ -214,7 +214,7 @@ def _special(module: Module, node: _Node, instruction: Instruction) -> None:
 
 
 def _complex(opcode: str) -> str:
-    """The name under which products of complex numbers are counted."""
+    """Return the name in the result for an opcode's products of complex numbers."""
     return f"complex-{opcode}"
 
 
@@ -247,7 +247,7 @@ def _custom_call(module: Module, node: _Node, call: Instruction) -> None:
 
 
 def _call_sites(nodes: dict[int, _Node]) -> Callable[[int], list[CallSite]]:
-    """Call sites by computation, computed at first use."""
+    """Return a function from a computation's id to its call sites, collected at first use."""
     by_callee: dict[int, list[CallSite]] = {}
 
     def sites(callee: int) -> list[CallSite]:
@@ -259,7 +259,7 @@ def _call_sites(nodes: dict[int, _Node]) -> Callable[[int], list[CallSite]]:
 
 
 def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
-    """Sets how often a computation runs its callees, and its cost including theirs."""
+    """Set how often a computation runs its callees, and its cost including theirs."""
     node.edges += [_Edge(callee, 1, 1) for callee in node.calls if callee not in graph.idle]
     for callee in node.computation.applied:
         if callee not in graph.idle:
@@ -279,7 +279,7 @@ def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
 
 
 def _link_applied(node: _Node, callee: int, graph: _Graph) -> None:
-    """Counts a function applied to elements once, and lists it as unknown."""
+    """Count a function that is applied to elements once; list it as a loop of unknown length."""
     node.edges.append(_Edge(callee, 1, 1))
     applied = graph.node(callee)
     if applied.works and applied.computation.name not in node.unknown_loops:
@@ -287,9 +287,9 @@ def _link_applied(node: _Node, callee: int, graph: _Graph) -> None:
 
 
 def _link_loop(node: _Node, loop: Instruction, graph: _Graph, trips: int | None) -> None:
-    """The body runs `trips` times, the condition once more."""
+    """Add a loop's edges: the body runs `trips` times, the condition once more."""
     if len(loop.called_ids) != 2:
-        raise Malformed(f"{loop.name} is a loop without a body and a condition", loop.offset)
+        raise Malformed(f"the loop {loop.name} must have a body and a condition", loop.offset)
     body, condition = loop.called_ids
     if trips is None and (graph.node(body).works or graph.node(condition).works):
         node.unknown_loops.append(loop.name)
@@ -298,7 +298,7 @@ def _link_loop(node: _Node, loop: Instruction, graph: _Graph, trips: int | None)
 
 
 def _link_choice(node: _Node, choice: Instruction, graph: _Graph) -> None:
-    """The costliest branch runs, as in XLA's analysis; branches that differ are named."""
+    """Count a conditional's costliest branch, as XLA does; list it if the branches differ."""
     branches = {callee: graph.node(callee) for callee in choice.called_ids}
     if not branches:
         raise Malformed(f"{choice.name} is a conditional without branches", choice.offset)
@@ -312,12 +312,12 @@ def _link_choice(node: _Node, choice: Instruction, graph: _Graph) -> None:
 
 def _bounded(value: int) -> int:
     if value >= LIMIT:
-        raise Malformed("loops and calls that multiply to a number beyond all measure", 0)
+        raise Malformed("nested loops and calls execute more operations than can be real", 0)
     return value
 
 
 def _runs(graph: _Graph) -> dict[int, int]:
-    """How often each computation with work is executed, from the entry down."""
+    """Return how often each computation with a node is executed in one run of the module."""
     runs = dict.fromkeys(graph.nodes, 0)
     runs[graph.entry.computation.id] = 1
     for number in reversed(graph.nodes):
@@ -374,8 +374,8 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
     )
 
 
-# A file is mapped, so that what is skipped is never loaded. A packed one is unpacked, up to a
-# limit, since a few kilobytes can unpack to any size.
+# A file is memory-mapped, so skipped parts are never loaded. A gzip file is unpacked up to a limit:
+# a few kilobytes can unpack to any size.
 
 
 MAX_UNPACKED_BYTES = 512 << 20
@@ -390,13 +390,13 @@ _FOREIGN = (
 
 
 def _foreign_format(data: Buffer) -> str | None:
-    """Names the format of a file that is no module, if its first bytes tell."""
+    """Return the format of a file that is not a module, if its first bytes show it."""
     head = data[:64].lstrip()
     return next((what for magic, what in _FOREIGN if head.startswith(magic)), None)
 
 
 def _mapped(file: BinaryIO, name: str) -> mmap.mmap:
-    """A file's content, unpacked if it is gzip."""
+    """Return a file's content, unpacked if it is gzip."""
     head = file.read(2)
     if not head:
         raise FormatError(f"{name}: empty (byte 0)")
@@ -407,7 +407,7 @@ def _mapped(file: BinaryIO, name: str) -> mmap.mmap:
 
 
 def _unpacked(file: BinaryIO, name: str) -> mmap.mmap:
-    """Unpacks gzip into memory of exactly its size; the first pass measures that."""
+    """Unpack gzip into memory of the exact size, which a first pass measures."""
     size = sum(map(len, _parts(file, name)))
     if not size:
         raise FormatError(f"{name}: empty once unpacked (byte 0)")
@@ -435,13 +435,13 @@ def _parts(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def count_file(path: str | Path, *, reader: str | None = None) -> ModuleCount:
-    """Count the module in a file: HloModuleProto or HloProto, packed with gzip or not."""
+    """Count the MACs of the module in a file: HloModuleProto or HloProto, or either in gzip."""
     with Path(path).open("rb") as file, _mapped(file, str(path)) as data:
         return _counted(data, str(path), reader)
 
 
 def count_bytes(data: bytes, name: str = "", *, reader: str | None = None) -> ModuleCount:
-    """Count a module that is in memory; `name` is for messages."""
+    """Count the MACs of a module in memory; `name` is for error messages."""
     name = name or "HLO module"
     if data[:2] != _GZIP:
         return _counted(data, name, reader)

@@ -1,7 +1,7 @@
-"""Finds module files in directories, and counts them.
+"""Finds HLO module files in directories, and counts them.
 
-A damaged file is an error value in its result, and the others are still counted. Without the
-compiled reader, many megabytes are counted by as many processes as there are cores.
+A damaged file has an error in its result; the other files are still counted. Without the compiled
+reader, large amounts are counted in parallel by one process per core.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.result import ModuleCount
 
-# The names that Neuron's caches and XLA's dumps use, in the order in which a graph that is there
-# under several of them is taken: model.hlo_module.pb; model.hlo.pb of 2023 and XLA's own dumps;
-# graph.hlo of inference. Since SDK 2.27 inference also has hlo_module in the middle of a name.
+# File names of Neuron's caches and XLA's dumps. If a graph has several files, the first name in
+# this order is counted: model.hlo_module.pb; model.hlo.pb of 2023 and XLA's own dumps; graph.hlo of
+# inference. Since SDK 2.27 inference also has hlo_module in the middle of a name.
 _ENDINGS = (".hlo_module.pb", ".hlo.pb", ".hlo")
 _OTHER = re.compile(r"(?!.*\.(lock|json|txt|neff|done|log)$).*hlo_module.*")
 SHOWN_NAMES = "*.hlo_module.pb, *.hlo.pb, *.hlo, names with hlo_module; each also as .gz"
-WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapping: its work is in the module
-_MANY_BYTES = 64 << 20  # starting processes takes 0.1 s, counting so much takes 0.6 s
+WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapper: the module has the same work
+_MANY_BYTES = 64 << 20  # counting this takes 0.6 s, starting processes 0.1 s
 STUBS = f"{WRAPPED}, a stub around a compiled graph"
 DOUBLES = "the same graph under another name or packing, in the same directory"
 
@@ -45,15 +45,15 @@ class FileCount:
 
 
 def is_module_name(name: str) -> bool:
-    """Whether a file of that name holds a module."""
+    """True if the file name is one of an HLO module."""
     return name.removesuffix(".gz").endswith(_ENDINGS) or bool(_OTHER.fullmatch(name))
 
 
 def without_doubles(paths: Iterable[str]) -> list[str]:
-    """Drops duplicates: files of one directory that differ only in ending or packing.
+    """Drop duplicates: files of one directory that differ only in ending or gzip packing.
 
-    A cache that is carried over keeps model.hlo.pb beside model.hlo_module.pb, and what is packed
-    beside what is not; counted each, one graph weighs three times.
+    A cache of several SDK versions can have model.hlo.pb, model.hlo_module.pb and a .gz of one
+    graph, which would then be counted three times.
     """
     best: dict[str, tuple[int, str]] = {}
     for path in paths:
@@ -63,7 +63,7 @@ def without_doubles(paths: Iterable[str]) -> list[str]:
 
 
 def _graph_of(path: str) -> tuple[str, int]:
-    """The path without its ending, and the ending's rank."""
+    """Return the path without its ending, and the ending's rank (lowest is preferred)."""
     plain = path.removesuffix(".gz")
     is_packed = plain != path
     for rank, ending in enumerate(_ENDINGS):
@@ -73,9 +73,9 @@ def _graph_of(path: str) -> tuple[str, int]:
 
 
 def module_files(path: Path) -> tuple[list[Path], dict[str, int]]:
-    """Finds the modules under a directory, and counts the files left out by reason.
+    """Return the module files under a directory, and the number of files left out by reason.
 
-    A file is its own only module, whatever its name.
+    If `path` is a file, it is the only module, whatever its name.
     """
     paths = [path] if path.is_file() else [p for p in path.rglob("*") if is_module_name(p.name)]
     files = sorted(str(file) for file in paths if file.is_file())
@@ -86,7 +86,7 @@ def module_files(path: Path) -> tuple[list[Path], dict[str, int]]:
 
 
 def count_files(paths: Iterable[str | Path]) -> Iterator[FileCount]:
-    """Count files, in the order given."""
+    """Yield the count or the error of each file, in the order given."""
     every = [Path(path) for path in paths]
     if sys.platform != "linux" or reader_name() == "compiled" or len(every) < 2:
         return map(_counted, every)
@@ -95,7 +95,7 @@ def count_files(paths: Iterable[str | Path]) -> Iterator[FileCount]:
 
 
 def _counted_by_processes(paths: Sequence[Path]) -> Iterator[FileCount]:
-    """Count files on all cores; on this one alone if a process is killed, as for its memory."""
+    """Count files on all cores; if a process is killed, the rest in this process."""
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  slow to load
     from concurrent.futures.process import BrokenProcessPool  # noqa: PLC0415
     from multiprocessing import get_context  # noqa: PLC0415
@@ -113,7 +113,7 @@ def _counted_by_processes(paths: Sequence[Path]) -> Iterator[FileCount]:
 
 
 def _counted(path: Path) -> FileCount:
-    """The count of a file, or why there is none, without the path."""
+    """Return the count of a file, or its error (without the path)."""
     count, error = None, None
     try:
         size_bytes = path.stat().st_size

@@ -1,11 +1,11 @@
-"""The trip count of a while loop, as stated by the compiler or derived from the loop.
+"""The trip count of a while loop: as the compiler states it, or derived from the loop.
 
-The compiler states it in optimised modules only. Else it follows from the condition, the initial
-value and the body: both sides of the comparison must change by a constant per iteration. A count
-that depends on data is None.
+The compiler states it in optimised modules only. Otherwise it follows from the condition, the
+initial value and the body: both sides of the comparison must change by a constant per iteration. A
+count that depends on data is None.
 
-Values are followed through tuples, copies, conversions, calls and fusions, and from a computation
-to its call sites if these agree. A budget bounds the search.
+Values are traced through tuples, copies, conversions, calls and fusions, and from a computation to
+its call sites if all pass the same value. A budget limits the search.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.module import Computation, Instruction, Module
 
-_BUDGET = 20_000  # instructions looked at for all loops of a module,
-_BUDGET_PER_LOOP = 200  # and for each one besides; a scan's takes about 20
+_BUDGET = 20_000  # instructions read for all loops of a module together
+_BUDGET_PER_LOOP = 200  # more for each loop; a scan's needs about 20
 _MAX_DEPTH = 60
 _INTEGER_TYPES = range(2, 10)  # S8 to U64 in XLA's PrimitiveType
 _PASSING = frozenset(["copy", "bitcast", "reshape", "opt-barrier", "optimization-barrier"])
@@ -34,7 +34,7 @@ Path = tuple[int, ...]
 
 
 class NotConstant(Exception):  # noqa: N818  not an error: the loop's count is unknown
-    """The value depends on data, or on more than is followed."""
+    """The value depends on data, or on operations that are not traced."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class CallFrame:
 
 
 class LinearTerm(NamedTuple):
-    """A constant, or a part of a parameter plus a constant."""
+    """A value: `constant`, plus the part `path` of a parameter if `parameter` is set."""
 
     parameter: int | None
     path: Path
@@ -55,7 +55,7 @@ class LinearTerm(NamedTuple):
 
 
 class CallSite(NamedTuple):
-    """Where a computation is called from, and as which of the call's computations."""
+    """A call of a computation; `position` is its place among the computations that it calls."""
 
     caller: Computation
     call_span: Span
@@ -64,7 +64,7 @@ class CallSite(NamedTuple):
 
 @dataclass(slots=True)
 class Loops:
-    """Trip counts of a module's loops, given its call sites."""
+    """Computes trip counts of a module's loops."""
 
     module: Module
     sites: Callable[[int], list[CallSite]]
@@ -73,7 +73,7 @@ class Loops:
     _cached: dict[tuple[int, int, Path], LinearTerm | None] = field(default_factory=dict)
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
-        """How often the loop's body runs; None where that depends on data."""
+        """Return how often the loop's body runs; None if it depends on data or can't be derived."""
         stated = known_trip_count(backend_config(self.module, loop))
         if stated is not None:
             return stated
@@ -105,25 +105,25 @@ class Loops:
         )
         representable = _values(self._member(frame, compare.operand_ids[0]).shape.type)
         if any(start + count * step not in representable for start, step in sides):
-            raise NotConstant  # it would have wrapped round
+            raise NotConstant  # the integer would overflow
         return count
 
     def _step(self, body: Computation, path: Path) -> int:
-        """The increment of a part of the loop's state per iteration."""
+        """Return by how much the part `path` of a loop's state grows per iteration."""
         after = self._linear(CallFrame(body), body.root_id, path)
         if after.parameter is None or after.path != path:
             raise NotConstant
         return after.constant
 
     def _outside(self, computation: Computation, member: int, path: Path) -> int:
-        """The value that a loop starts with, or a parameter is called with."""
+        """Return the constant value of an instruction, traced to the call sites if necessary."""
         value = self._linear(CallFrame(computation), member, path)
         if value.parameter is None:
             return value.constant
         return value.constant + self._argument(computation, value.parameter, value.path)
 
     def _argument(self, computation: Computation, number: int, path: Path) -> int:
-        """What every caller passes for a part of a parameter, if they all pass the same."""
+        """Return the value that all callers pass for a part of a parameter."""
         key = (computation.id, number, path)
         sites = self.sites(computation.id)
         if key in self._open or len(self._open) > _MAX_DEPTH or not sites:
@@ -151,14 +151,14 @@ class Loops:
         return self._outside(site.caller, operands[number], path)
 
     def _linear(self, frame: CallFrame, member: int, path: Path, depth: int = 0) -> LinearTerm:
-        """A value as a constant or as a part of the outermost frame's parameter plus a constant."""
+        """Return a value as a constant, or as a parameter's part plus a constant."""
         if depth > _MAX_DEPTH:
             raise NotConstant
         if frame.caller:
             return self._worked_out(frame, member, path, depth)
         key = (frame.computation.id, member, path)
         if key not in self._cached:
-            self._cached[key] = None  # what asks for itself on the way has no answer
+            self._cached[key] = None  # a value that depends on itself is not constant
             self._cached[key] = self._worked_out(frame, member, path, depth)
         cached = self._cached[key]
         if cached is None:
@@ -184,7 +184,7 @@ class Loops:
     def _traced(
         self, frame: CallFrame, member: int, path: Path
     ) -> tuple[CallFrame, Instruction, Path]:
-        """Go back to the instruction that makes a value, through what just passes it on."""
+        """Trace a value to the instruction that computes it, through copies, tuples and calls."""
         while True:
             instruction = self._member(frame, member)
             opcode = instruction.opcode
@@ -227,7 +227,7 @@ class Loops:
 
 
 def _passes(instruction: Instruction) -> bool:
-    """Whether the value is that of its first operand."""
+    """True if an instruction's value is that of its first operand."""
     converts = instruction.opcode == "convert" and instruction.shape.type in _INTEGER_TYPES
     return converts or instruction.opcode in _PASSING
 
@@ -246,7 +246,7 @@ def _sum(left: LinearTerm, right: LinearTerm) -> LinearTerm:
 
 
 def rounds(direction: str, gap: int, step: int) -> int:
-    """How often left `direction` right holds in a row, if left - right is gap, gap + step, ...
+    """Return how many times in a row a comparison holds, if left - right is gap, gap + step, ...
 
     >>> rounds("LT", -10, 3), rounds("GE", 10, -5), rounds("NE", -6, 2)
     (4, 3, 3)
@@ -270,7 +270,7 @@ def rounds(direction: str, gap: int, step: int) -> int:
 
 
 def _values(type_number: int) -> range:
-    """What an integer type can hold; XLA numbers S8, S16, S32, S64 and then U8 to U64."""
+    """Return the range of an integer type; XLA numbers S8, S16, S32, S64 and then U8 to U64."""
     if type_number not in _INTEGER_TYPES:
         raise NotConstant
     bits = 8 << (type_number - 2) % 4
@@ -278,7 +278,7 @@ def _values(type_number: int) -> range:
 
 
 def _scalar(constant: Instruction) -> int:
-    """The value of an integer constant, from whichever field its type is stored in."""
+    """Return the value of an integer constant, whose field in the literal depends on its type."""
     where = span(constant.fields, proto.LITERAL)
     if where is None or where[1] - where[0] > _MAX_LITERAL_BYTES or constant.shape.dimensions:
         raise NotConstant

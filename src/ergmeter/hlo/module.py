@@ -1,7 +1,7 @@
-"""A module: its computations, their calls, and where each instruction lies in the file.
+"""An HLO module: its computations, their calls, and the position of each instruction in the file.
 
-Of a hundred thousand instructions a few thousand multiply or call. A reader returns those; any
-other instruction is a span of the file, parsed when its shape is needed.
+Of a hundred thousand instructions a few thousand multiply or call. A reader returns those. Any
+other instruction is a span of the file, which is parsed when it is needed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ergmeter.hlo.wire import (
 
 
 class InstructionSpans(Protocol):
-    """Where the instructions of a computation lie."""
+    """The positions of a computation's instructions in the file."""
 
     def by_id(self, member: int) -> Span | None:
-        """The instruction of this id, if there is one."""
+        """Return the span of the instruction with this id, or None."""
 
     def by_index(self, index: int) -> Span:
-        """The instruction that stands at this place in the computation."""
+        """Return the span of the computation's instruction number `index`, from 0."""
 
 
 @dataclass(slots=True)
@@ -48,23 +48,23 @@ class Computation:
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements
     special: list[int] = field(default_factory=list)
-    # Dots that the reader has met, as (result, left operand, dimension numbers) in their encoding,
-    # since layers repeat: how often, and where first. And those it has multiplied out itself.
+    # Dots by (result, left operand, dimension numbers), encoded: number, index of the first. Layers
+    # repeat, so there are few keys. `dot_macs`: MACs of dots that the reader counted itself.
     dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
     dot_macs: int = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether it neither multiplies nor calls: most are a sum or a comparison."""
+        """True if it neither multiplies nor calls; most are a sum or a comparison."""
         return not (self.dots or self.dot_macs or self.special or self.calls or self.applied)
 
 
 @dataclass(slots=True)
 class Computations:
-    """A module's computations by id, each made when it is first asked for."""
+    """A module's computations by id; each is read at first use."""
 
     ids: list[int]
-    make: Callable[[int], Computation]  # by its place among the ids
+    make: Callable[[int], Computation]  # takes the index in `ids`
     idle: set[int]  # ids of those that neither multiply nor call
     instructions: int
     numbers: dict[int, int] = field(init=False)
@@ -74,27 +74,27 @@ class Computations:
         """Raises Malformed where an id occurs twice."""
         self.numbers = {member: number for number, member in enumerate(self.ids)}
         if len(self.numbers) != len(self.ids):
-            raise Malformed("two computations of one id", 0)
+            raise Malformed("two computations with one id", 0)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def find(self, member: int) -> Computation | None:
-        """The computation of this id, if there is one."""
+        """Return the computation with this id, or None."""
         computation = self._made.get(member)
         if computation is None and member in self.numbers:
             computation = self._made[member] = self.make(self.numbers[member])
         return computation
 
     def named(self, name: str) -> Computation | None:
-        """The first computation of this name, if there is one."""
+        """Return the first computation with this name, or None."""
         every = (self.make(number) for number in range(len(self.numbers)))
         return next((computation for computation in every if computation.name == name), None)
 
 
 @dataclass(slots=True)
 class Module:
-    """A module and the bytes it was read from."""
+    """The index of an HLO module, with the bytes that it was read from."""
 
     data: Buffer
     name: str
@@ -106,11 +106,11 @@ class Module:
     fields: Fields  # of the module itself
 
     def instruction(self, where: Span) -> Instruction:
-        """Read the instruction that lies there."""
+        """Return the instruction at this span."""
         return Instruction(self.data, message(self.data, *where), where)
 
     def operand(self, computation: Computation, user: Instruction, number: int) -> Instruction:
-        """An operand of an instruction; Malformed where there is no such thing."""
+        """Return an operand of an instruction. Raises Malformed if there is none."""
         ids = user.operand_ids
         if number >= len(ids):
             raise Malformed(f"{user.name} has no operand {number}", user.offset)
@@ -122,10 +122,10 @@ class Module:
 
 
 def module_fields(data: Buffer) -> tuple[Fields, int]:
-    """A module's own fields and where it begins.
+    """Return a module's fields and its offset, for an HloModuleProto or an HloProto.
 
-    Field 1 is a module's name and an HloProto's module. A name is printable; a module begins
-    with a tag below the space.
+    Field 1 is the name in the first and the module in the second. A name is printable; a module
+    begins with a byte below 0x20.
     """
     fields = message(data, 0, len(data))
     inner = span(fields, proto.MODULE_NAME)
@@ -135,7 +135,7 @@ def module_fields(data: Buffer) -> tuple[Fields, int]:
 
 
 class Instruction:
-    """One instruction at `extent` of the module's data; its parts are read when asked for."""
+    """One instruction at `extent` of the module's data; its fields are parsed when needed."""
 
     __slots__ = ("data", "extent", "fields")
 
@@ -144,48 +144,48 @@ class Instruction:
 
     @property
     def offset(self) -> int:
-        """Where it begins in the module's data."""
+        """The offset of the instruction in the module's data."""
         return self.extent[0]
 
     @property
     def name(self) -> str:
-        """As printed in a dump, without the %."""
+        """The instruction's name as in HLO text, without the %."""
         return text(self.data, self.fields, proto.NAME)
 
     @property
     def opcode(self) -> str:
-        """As in HLO text: "dot", "custom-call", ..."""
+        """The opcode as in HLO text: "dot", "custom-call", ..."""
         return text(self.data, self.fields, proto.OPCODE)
 
     @property
     def operand_ids(self) -> list[int]:
-        """Ids within the same computation."""
+        """Ids of the operands, which are in the same computation."""
         return integers(self.data, self.fields, proto.OPERAND_IDS)
 
     @property
     def called_ids(self) -> list[int]:
-        """Computations; of a while, the body and then the condition."""
+        """Ids of the called computations; for a while: body, condition."""
         return integers(self.data, self.fields, proto.CALLED_IDS)
 
     @property
     def shape(self) -> Shape:
-        """Of the result."""
+        """The shape of the result."""
         return Shape.parse(self.data, span(self.fields, proto.SHAPE))
 
     def integer(self, number: int) -> int:
-        """A number among the fields."""
+        """Return the integer field `number`."""
         return integer(self.fields, number)
 
     def text(self, number: int) -> str:
-        """A string among the fields."""
+        """Return the string field `number`."""
         return text(self.data, self.fields, number)
 
     def encoded(self, number: int) -> bytes:
-        """A message among the fields, unread."""
+        """Return the bytes of the message field `number`."""
         return encoded(self.data, self.fields, number)
 
     def part(self, number: int) -> Fields:
-        """A message among the fields; empty where there is none."""
+        """Return the fields of the message in field `number`; {} if it is absent."""
         where = span(self.fields, number)
         return message(self.data, *where) if where else {}
 
@@ -207,5 +207,5 @@ class Shape:
         return cls(integer(fields, proto.SHAPE_TYPE), dimensions, parts)
 
     def first(self, data: Buffer) -> Shape:
-        """Of a tuple its first part: libraries return their scratch space beside the result."""
+        """Return a tuple's first part, else the shape: library calls also return scratch space."""
         return Shape.parse(data, self.parts[0]) if self.parts else self

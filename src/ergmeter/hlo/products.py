@@ -1,9 +1,9 @@
-"""Multiply-accumulates of a dot, a convolution or a ragged dot.
+"""Multiply-accumulates (MACs) of a dot, a convolution or a ragged dot.
 
 A convolution's padding and the holes of a dilation are not multiplied. Like XLA, this counts the
-pairs (kernel position, output position) that meet an input element. Kernel times output would be 4
-% more for a 3x3 kernel over 32x32 with same-size padding. XLA walks all pairs; here the longer of
-kernel and output is counted by arithmetic.
+pairs of kernel and output position that read an input element. Kernel x output would be 4 % more
+for a 3x3 kernel over 32x32 with same-size padding. XLA loops over all pairs; here only the shorter
+of kernel and output is looped over.
 
 All numbers are integers: XLA sums in float32 and is off by 4e-4 for a module of 100k instructions.
 """
@@ -18,24 +18,24 @@ from ergmeter.hlo import proto
 from ergmeter.hlo.module import Computation, Instruction, Module, Shape
 from ergmeter.hlo.wire import Malformed, integer, integers, message, span, spans
 
-LIMIT = 1 << 512  # no count is that large; a damaged file's may be, and would take all memory
+LIMIT = 1 << 512  # larger counts are errors: a damaged file's could fill the memory
 _MAX_WINDOW = 1 << 20  # positions of a window along an axis
 
 
 def product(values: Iterable[int]) -> int:
-    """The product of dimensions. Raises Malformed for a negative or impossibly large one."""
+    """Return the product of dimensions. Raises Malformed if negative or impossibly large."""
     result = 1
     for value in values:
         if value < 0:
-            raise Malformed(f"a dimension of {value}, which no count can be made of", 0)
+            raise Malformed(f"a dimension is {value}; must be 0 or more", 0)
         result *= value
         if result >= LIMIT:
-            raise Malformed("dimensions whose product is beyond all measure", 0)
+            raise Malformed("the product of dimensions is impossibly large", 0)
     return result
 
 
 def at(dimensions: Sequence[int], index: int) -> int:
-    """A dimension by its number. Raises Malformed if the shape does not have it."""
+    """Return the dimension with this index. Raises Malformed if the shape does not have it."""
     if not 0 <= index < len(dimensions):
         raise Malformed(f"dimension {index} of a shape that has {len(dimensions)}", 0)
     return dimensions[index]
@@ -45,7 +45,7 @@ _COMPLEX_TYPES = (15, 18)  # PrimitiveType: C64, C128
 
 
 def real_factor(element_type: int) -> int:
-    """Real multiply-accumulates of one in this type: a complex product is four real ones.
+    """Return the real MACs per MAC of this type: 4 for complex numbers, else 1.
 
     (a + bi)(c + di) = (ac - bd) + (ad + bc)i, as BLAS counts it: 8 mnk FLOPs for a complex GEMM.
     """
@@ -53,15 +53,15 @@ def real_factor(element_type: int) -> int:
 
 
 def is_complex(shape: bytes) -> bool:
-    """Whether a shape, in its encoding, is one of complex numbers."""
+    """True if an encoded shape has complex elements."""
     return Shape.parse(shape, (0, len(shape))).type in _COMPLEX_TYPES
 
 
 @lru_cache(maxsize=4096)
 def dot_macs(result: bytes, left: bytes, numbers: bytes) -> int:
-    """Result elements times what is contracted, four of them for a complex one.
+    """Return a dot's MACs: result elements x contracted dimensions, times 4 if complex.
 
-    All three in their encoding.
+    The arguments are encoded: the shapes of result and left operand, and the dimension numbers.
     """
     dimensions = Shape.parse(left, (0, len(left))).dimensions
     contracted = integers(numbers, message(numbers, 0, len(numbers)), 1)
@@ -76,11 +76,11 @@ def dot_macs(result: bytes, left: bytes, numbers: bytes) -> int:
 
 
 def ragged_dot_macs(module: Module, computation: Computation, dot: Instruction) -> int:
-    """Left elements times the right's free dimensions.
+    """Return a ragged dot's MACs: left elements x free dimensions of the right operand.
 
-    Each element of the left meets one group only, in all three modes (rows, the contraction or the
-    batch are ragged), so the right's group dimension does not count. Rows beyond the last group
-    are counted, since how many there are is known at run time only.
+    Each left element is multiplied in one group only, in all three modes (ragged rows, contraction
+    or batch). So the right operand's group dimension does not count. Rows beyond the last group
+    are counted, because their number is known only at run time.
     """
     left = module.operand(computation, dot, 0).shape.dimensions
     right = module.operand(computation, dot, 1).shape.dimensions
@@ -99,7 +99,7 @@ def ragged_dot_macs(module: Module, computation: Computation, dot: Instruction) 
 
 
 def convolution_macs(module: Module, computation: Computation, convolution: Instruction) -> int:
-    """The MACs of an HLO convolution."""
+    """Return the MACs of an HLO convolution."""
     return real_factor(convolution.shape.type) * window_macs(
         convolution,
         source=module.operand(computation, convolution, 0).shape.dimensions,
@@ -111,18 +111,21 @@ def convolution_macs(module: Module, computation: Computation, convolution: Inst
 def window_macs(
     user: Instruction, *, source: Sequence[int], kernel: Sequence[int], result: Sequence[int]
 ) -> int:
-    """Input features of a group x output features x batch of a group x valid pairs per axis."""
+    """Return a convolution's MACs from its window and the dimensions of its operands.
+
+    Input features per group x output features x batch per batch group x valid pairs per axis.
+    """
     data = user.data
     numbers = user.part(proto.CONVOLUTION_DIMENSIONS)
     windows = [message(data, *where) for where in spans(user.part(proto.WINDOW), 1)]
     axes = [integers(data, numbers, number) for number in (11, 6, 12)]
     if {len(axis) for axis in axes} != {len(windows)}:
-        raise Malformed("a convolution whose window and dimensions do not fit", user.offset)
+        raise Malformed("a convolution's window has another rank than its dimensions", user.offset)
     groups, batch_groups = (
         user.integer(n) or 1 for n in (proto.FEATURE_GROUPS, proto.BATCH_GROUPS)
     )
     if groups < 1 or batch_groups < 1:
-        raise Malformed("a convolution with a negative number of groups", user.offset)
+        raise Malformed("a convolution's number of groups is negative", user.offset)
     factors = [
         at(source, integer(numbers, 8)) // groups,
         at(result, integer(numbers, 10)),
@@ -154,17 +157,17 @@ def valid_pairs(
     dilation: int,
     source_dilation: int,
 ) -> int:
-    """Pairs (k, o) with o * stride + k * dilation - padding on an element of the dilated source.
+    """Return the number of pairs of kernel position k and output position o that read an element.
 
-    For each position on the shorter side, those of the other that land between the source's ends,
-    and on an element and not in a hole, are every `period`-th of a range.
+    That is, o * stride + k * dilation - padding is an element of the dilated source. For each
+    position on the shorter side, the valid positions on the other are every `period`-th of a range.
     """
     if min(stride, dilation, source_dilation) < 1:
-        raise Malformed("a window whose stride or dilation is not positive", 0)
+        raise Malformed("a window's stride or dilation is not positive", 0)
     if kernel > result:
         kernel, dilation, result, stride = result, stride, kernel, dilation
     if kernel > _MAX_WINDOW:
-        raise Malformed("a window beyond all measure", 0)
+        raise Malformed("a window is impossibly large", 0)
     common = gcd(stride, source_dilation)
     period = source_dilation // common
     inverse = pow(stride // common, -1, period)
@@ -179,9 +182,9 @@ def valid_pairs(
     return pairs
 
 
-# Cholesky decompositions, triangular solves and FFTs are no matrix products, so they are not in a
-# module's MACs. Each library does another number of operations. They are listed beside the total,
-# with their calls and their nominal number of real floating-point operations:
+# Cholesky decompositions, triangular solves and FFTs are not matrix products, so a module's MACs do
+# not include them. Their number of operations depends on the library. They are listed beside the
+# total, with their calls and their nominal number of real floating-point operations:
 #
 #     - cholesky: n^3 / 3 for an n x n matrix (Golub and Van Loan, Matrix Computations, section 4.2)
 #     - triangular-solve: n^2 for each right-hand side (the same, section 3.1)
@@ -197,7 +200,7 @@ _REAL_TO_COMPLEX, _COMPLEX_TO_REAL = 2, 3  # FftType
 
 
 def nominal_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Real floating-point operations of one call, by the formulas above."""
+    """Return the real FLOPs of a Cholesky, triangular solve or FFT, by the formulas above."""
     if instruction.opcode == "fft":
         return _fft(module, computation, instruction)
     matrix = module.operand(computation, instruction, 0).shape
@@ -211,9 +214,9 @@ def nominal_flops(module: Module, computation: Computation, instruction: Instruc
 def _fft(module: Module, computation: Computation, instruction: Instruction) -> int:
     points = product(integers(instruction.data, instruction.fields, proto.FFT_LENGTH))
     if points < 1:
-        raise Malformed("a transform of no points", 0)
+        raise Malformed("an FFT of 0 points", 0)
     kind = instruction.integer(proto.FFT_TYPE)
-    # The real side of a transform of real points has all of them, the complex one half.
+    # The real side of a real FFT has all points, the complex side half of them.
     full = instruction if kind == _COMPLEX_TO_REAL else module.operand(computation, instruction, 0)
     each = 2.5 if kind in (_REAL_TO_COMPLEX, _COMPLEX_TO_REAL) else 5.0
     return round(each * log2(points) * product(full.shape.dimensions))

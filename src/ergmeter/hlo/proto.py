@@ -1,4 +1,4 @@
-"""Field numbers of XLA's hlo.proto, and what is to be done with an instruction, by its opcode."""
+"""Field numbers of XLA's hlo.proto, and how each opcode is handled."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
 FFT_TYPE, FFT_LENGTH, INSTRUCTION_SHARDING = 31, 32, 40
 SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
 
-# What is to be done with an instruction, by its opcode; the same lists are in scan.c.
+# How an instruction is handled, by its opcode; the same lists are in scan.c.
 DOT, SPECIAL, APPLYING, QUIET, OTHER = range(5)
 KINDS = {
     b"dot": DOT,
-    # Those that take more than a list of what they call.
+    # Opcodes that need more than a list of their callees.
     **dict.fromkeys(
         b"scaled-dot convolution ragged-dot custom-call while conditional "
         b"cholesky triangular-solve fft".split(),
         SPECIAL,
     ),
-    # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
+    # Their callee is applied to scalar elements, so it has no products.
     **dict.fromkeys(
         b"map reduce reduce-window scatter select-and-scatter sort all-reduce all-reduce-start "
         b"reduce-scatter".split(),
         APPLYING,
     ),
-    # Those that call nothing; the last two name what their async-start has begun.
+    # Opcodes that call nothing; the last two only refer to the callee of their async-start.
     **dict.fromkeys(
         b"parameter constant add multiply subtract divide negate broadcast reshape transpose "
         b"convert select compare exponential log rsqrt sqrt power tanh maximum minimum and or not "

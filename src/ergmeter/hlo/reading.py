@@ -1,8 +1,8 @@
-"""Reads a module into its index: with compiled code, else with protobuf.
+"""Reads an HLO module into an index: with compiled code if possible, else with protobuf.
 
-Both readers must agree. So the compiled one leaves everything unusual to protobuf, which checks
-every field of every instruction. What protobuf refuses is read by ergmeter.hlo.wire, which names
-the damage and its offset.
+Both readers must give the same result. So the compiled one leaves unusual files to protobuf, which
+checks every field of every instruction. If protobuf can't parse a file, ergmeter.hlo.wire reads it
+to report the damage and its offset.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _UNUSED = {"name": proto.NAME, "metadata": 7, "dimensions": 14, "attributes": 68
 
 
 def read(data: Buffer, *, reader: str | None = None) -> Module:
-    """Index the module in `data`, an HloModuleProto or an HloProto around one."""
+    """Return the index of the module in `data`: an HloModuleProto, or an HloProto with one."""
     if reader is not None and reader not in READERS:
         raise UsageError(f"no HLO reader {reader!r}: pass {' or '.join(READERS)}, or leave it out")
     library = None if reader == "protobuf" else _library()
     if reader == "compiled" and not library:
         needs = "a C compiler (cc) and ERGMETER_COMPILED not set to 0"
-        raise PluginError(f"no compiled HLO reader here: it needs {needs}")
+        raise PluginError(f"no compiled HLO reader: it needs {needs}")
     return (library and library.module(data)) or _read(data)
 
 
 def reader_name() -> str:
-    """The default reader on this machine."""
+    """Return the name of this machine's default reader: "compiled" or "protobuf"."""
     return "compiled" if _library() else "protobuf"
 
 
@@ -63,11 +63,11 @@ def _library() -> compiled.Library | None:
 
 
 def _read(data: Buffer) -> Module:
-    """The module, read by protobuf. Raises Malformed if it is damaged."""
+    """Read a module with protobuf. Raises Malformed if it is damaged."""
     fields, start = module_fields(data)
     extents = spans(fields, proto.MODULE_COMPUTATION)
     if not extents:
-        raise Malformed("it has no computations", start)
+        raise Malformed("no computations", start)
     ids: list[int] = []
     idle: set[int] = set()
     working: dict[int, Computation] = {}  # by their number
@@ -105,9 +105,10 @@ def _read(data: Buffer) -> Module:
 
 
 def _merged(data: Buffer, start: int, extents: list[Span]) -> Iterator[Any]:
-    """Each computation with its instructions merged into one; None for large and damaged ones.
+    """Yield each computation parsed with its instructions merged into one message, for speed.
 
-    Most computations are a sum or a comparison. Merged, their opcodes are one list.
+    Then all opcodes are one list, which is enough for most computations: a sum or a comparison.
+    None for large and damaged computations.
     """
     schema = _schema()
     first = 0
@@ -126,7 +127,7 @@ def _merged(data: Buffer, start: int, extents: list[Span]) -> Iterator[Any]:
 
 
 def _is_quiet(merged: Any) -> bool:  # noqa: ANN401  built by _schema
-    """Whether these instructions neither multiply nor call; False if one lacks its opcode."""
+    """True if merged instructions neither multiply nor call, and none lacks its opcode."""
     opcodes = merged.opcode
     return (
         proto.QUIET_OPCODES.issuperset(opcodes)
@@ -136,10 +137,10 @@ def _is_quiet(merged: Any) -> bool:  # noqa: ANN401  built by _schema
 
 
 def _computation(data: Buffer, where: Span, merged: Any = None) -> Computation:  # noqa: ANN401
-    """The computation at `where`, by the opcodes and ids of its merged instructions if given.
+    """Return the computation at `where`, using the opcodes of its merged instructions if given.
 
-    Those are out of step where an instruction has two opcodes and another none. So the instructions
-    that matter are compared with them, and all are read one by one where they differ.
+    The merged list is misaligned if one instruction has two opcodes and another none. So each
+    instruction that matters is checked against it; on a difference all are read one by one.
     """
     parsed = _parsed(data, where)
     instructions = parsed.instructions
@@ -182,9 +183,9 @@ def _computation(data: Buffer, where: Span, merged: Any = None) -> Computation: 
 def _add_dot(
     computation: Computation, index: int, instructions: Sequence[Any], places: _Places
 ) -> bool:
-    """Note a dot with those of the same shapes; one without its operand is a special case.
+    """Count a dot with the others of its shapes; as special if its left operand is missing.
 
-    Returns False if another instruction than the operand stands where the operand's id does.
+    Returns False if the instruction found for the operand has another id.
     """
     dot = instructions[index]
     operands = dot.operand_ids
@@ -199,7 +200,7 @@ def _add_dot(
 
 
 def _parsed(data: Buffer, where: Span) -> Any:  # noqa: ANN401  built by _schema
-    """The computation at `where`; Malformed if it is damaged."""
+    """Parse the computation at `where`. Raises Malformed if it is damaged."""
     schema = _schema()
     if where[1] - where[0] < _AT_ONCE_BYTES:
         try:
@@ -218,7 +219,7 @@ def _parsed(data: Buffer, where: Span) -> Any:  # noqa: ANN401  built by _schema
 
 
 def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
-    """The instruction at `extent`, as a message of `_schema`."""
+    """Parse the instruction at `extent` into a message of `_schema`."""
     schema = _schema()
     if extent[1] - extent[0] < _LARGE_BYTES:
         try:
@@ -233,7 +234,7 @@ def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _
 
 
 class _Schema(NamedTuple):
-    """Message classes, and what damaged bytes raise."""
+    """The protobuf classes of an index, and the exception (`refusal`) for damaged bytes."""
 
     computation: Any
     instruction: Any
@@ -243,9 +244,9 @@ class _Schema(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _schema() -> _Schema:
-    """The parts of hlo.proto that an index needs.
+    """Return classes for the parts of hlo.proto that an index needs.
 
-    It is in a pool of its own, since tensorflow and torch-neuronx load hlo.proto itself.
+    They are in a descriptor pool of their own: tensorflow and torch-neuronx load hlo.proto itself.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
@@ -255,7 +256,7 @@ def _schema() -> _Schema:
     once, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
 
     def add(message: str, numbers: dict[str, int], label: int, what: int | str) -> None:
-        """Adds fields to a message: of a type by its number, or of a message by its name."""
+        """Add fields to a message. `what`: protobuf's number of their type, or a message's name."""
         every = {member.name: member for member in file.message_type}
         fields = (every.get(message) or file.message_type.add(name=message)).field
         for name, number in numbers.items():
@@ -289,7 +290,7 @@ def _schema() -> _Schema:
 
 
 class _Places:
-    """Instruction spans by id and index, looked for as far as they are asked for."""
+    """Spans of a computation's instructions by id and index, searched only as far as needed."""
 
     def __init__(self, data: Buffer, where: Span, ids: list[int], *, exact: bool) -> None:
         self._data, self._where, self._ids = data, where, ids
@@ -301,7 +302,7 @@ class _Places:
         data, at, extents = self._data, self._at, self._extents
         while len(extents) <= index:
             tag, size = data[at], data[at + 1]
-            if tag == _INSTRUCTION_TAG and size < 0x80:  # as most
+            if tag == _INSTRUCTION_TAG and size < 0x80:  # most instructions
                 begin = at + 2
                 at = begin + size
                 extents.append((begin, at))
@@ -331,7 +332,7 @@ class _Places:
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """The index of each id; not of 0 if several have it, which are those without an id."""
+        """The index of each id. Id 0 is left out if several have it: they have no id."""
         numbers = {member: index for index, member in enumerate(self._ids)}
         if len(numbers) != len(self._ids) and not self._is_exact:
             self._read_ids()
@@ -339,5 +340,5 @@ class _Places:
         if len(numbers) != len(self._ids):
             numbers.pop(0, None)
             if len(numbers) + self._ids.count(0) != len(self._ids):
-                raise Malformed("two instructions of one id in a computation", self._where[0])
+                raise Malformed("two instructions with one id in a computation", self._where[0])
         return numbers

@@ -1,4 +1,4 @@
-"""The count of a module, and whether it is the work of one device or of all."""
+"""The result of counting an HLO module, and whether it is the work of one device or of all."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Scope: TypeAlias = Literal["one device", "all devices", "shard_map"]
 MANUAL_CALLS = frozenset(["SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"])
 SHARDING_CALLS = frozenset(["Sharding", "xla.sdy.FuncResultSharding", *MANUAL_CALLS])
 _SPMD_OUTPUT, _SPMD_PARAMETERS, _DEVICE_ASSIGNMENT, _ATTRIBUTES = 12, 14, 15, 19
-_TILED = (2, 3)  # OpSharding.Type: TUPLE, OTHER; a replicated parameter says nothing
+_TILED = (2, 3)  # OpSharding.Type: TUPLE, OTHER; a replicated parameter shows nothing
 _SHARDING_TAG = b"\xc2\x02"  # of INSTRUCTION_SHARDING, a message
 _LARGE_BYTES = 1 << 16  # searching takes longer than parsing
-_MOST_PARAMETERS = 64  # that are looked at; jax and torch-xla put them first
+_MOST_PARAMETERS = 64  # instructions that are searched; jax and torch-xla put parameters first
 
 
 class WorkScope(NamedTuple):
-    """Whether a count is of one device or all, and the number of devices if known."""
+    """Whether a count is of one device or of all, and the number of devices if known."""
 
     scope: Scope
     devices: int | None = None
 
 
 def work_scope(module: Module, entry: Computation, calls: AbstractSet[str]) -> WorkScope:
-    """The scope of a module's work, from its fields and its sharding calls."""
+    """Return whose work a module is, from its fields and the sharding calls in it."""
     fields = module.fields
     is_spmd = spans(fields, _SPMD_OUTPUT) or spans(fields, _SPMD_PARAMETERS)
     if is_spmd or entry.name.endswith("_spmd"):
@@ -61,7 +61,7 @@ def work_scope(module: Module, entry: Computation, calls: AbstractSet[str]) -> W
 
 
 def _assigned(module: Module, fields: Fields) -> int | None:
-    """The number of partitions in the device assignment."""
+    """Return the number of partitions in the module's device assignment, or None."""
     where = span(fields, _DEVICE_ASSIGNMENT)
     try:
         return (integer(message(module.data, *where), 2) or None) if where else None
@@ -70,7 +70,7 @@ def _assigned(module: Module, fields: Fields) -> int | None:
 
 
 def _mesh_devices(module: Module, fields: Fields) -> int | None:
-    """The devices of Shardy's first mesh: `{mesh = #sdy.mesh<["data"=4, "model"=2]>}`."""
+    """Return the devices of Shardy's first mesh: 8 for `#sdy.mesh<["data"=4, "model"=2]>`."""
     where = span(fields, _ATTRIBUTES)
     attributes = bytes(module.data[where[0] : where[1]]) if where else b""
     if b"xla.sdy.meshes" not in attributes:
@@ -103,11 +103,11 @@ Bound: TypeAlias = Literal["", "at least", "at most", "about"]
 
 @dataclass(frozen=True, slots=True)
 class ModuleCount:
-    """The work of one execution of a module, in multiply-accumulates of its matrix products.
+    """The work of one execution of a module, in multiply-accumulates (MACs) of matrix products.
 
-    Elementwise work is no part of it. What could not be counted is listed: kernels whose MACs are
-    not stated, loops whose trip count is data, calls that may hold products, and operations that
-    are no products (`uncounted_calls`). A product of complex numbers is four real ones.
+    Elementwise work is not included. What could not be counted is listed: kernels that do not state
+    their MACs, loops whose trip count depends on data, calls that may have products, and operations
+    that are not products (`uncounted_calls`). A complex product counts as four real ones.
     """
 
     name: str
@@ -115,23 +115,23 @@ class ModuleCount:
     macs_loop_once: int  # with every loop's body counted once, as XLA's cost analysis does
     # "dot", "complex-dot", "convolution", "custom-call:TARGET" and so on; none that is 0
     by_op: dict[str, int]
-    by_computation: dict[str, int]  # of its own instructions, times its executions; none that is 0
+    by_computation: dict[str, int]  # of its own instructions, in all its executions; none that is 0
     instructions: int  # of the whole module, as are computations
     computations: int
-    unreachable: int  # computations that nothing calls, left out
+    unreachable: int  # computations that nothing calls; not counted
     kernels: tuple[Kernel, ...]
-    unknown_loops: tuple[str, ...]  # loops as long as data says, functions applied to elements
-    uneven_branches: tuple[str, ...]  # conditionals of which the costliest branch was taken
+    unknown_loops: tuple[str, ...]  # loops of unknown trip count, functions applied to elements
+    uneven_branches: tuple[str, ...]  # conditionals whose branches differ: the costliest is counted
     unknown_calls: dict[str, int]  # custom-call targets that may hold products, and their calls
     uncounted_calls: dict[str, int]  # cholesky, triangular-solve, fft: how often each runs
-    uncounted_flops: dict[str, int]  # and their FLOPs by the formulas of `uncounted`
+    uncounted_flops: dict[str, int]  # and their nominal FLOPs (products.nominal_flops)
     scope: Scope = "one device"  # whose work it is
-    devices: int | None = None  # that share it, where the module says so
+    devices: int | None = None  # that share it, if the module shows it
     reader: str = field(default="", compare=False)
 
     @property
     def bound(self) -> Bound:
-        """Whether the count is exact ("") or a bound: "at least", "at most" or "about"."""
+        """Empty if the count is exact, else what it is: "at least", "at most" or "about"."""
         is_least = bool(
             self.unknown_loops
             or self.unknown_calls
@@ -144,24 +144,24 @@ class ModuleCount:
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-accumulate."""
+        """FLOPs: two for each multiply-accumulate."""
         return 2 * self.macs
 
     @property
     def nki_macs(self) -> int:
-        """MACs of the NKI kernels that state them."""
+        """MACs in NKI kernels, as far as they state them."""
         return sum(
             kernel.calls * kernel.macs_per_call for kernel in self.kernels if kernel.macs_per_call
         )
 
     @property
     def nki_calls(self) -> int:
-        """Calls of NKI kernels."""
+        """The number of calls of NKI kernels."""
         return sum(kernel.calls for kernel in self.kernels)
 
     @property
     def nki_calls_known(self) -> int:
-        """Calls of NKI kernels that state their MACs, a true 0 among them."""
+        """The number of calls of NKI kernels that state their MACs, 0 included."""
         return sum(kernel.calls for kernel in self.kernels if kernel.state == "known")
 
     @property
@@ -173,7 +173,7 @@ class ModuleCount:
         if self.unknown_calls:
             return f"calls that may hold products: {', '.join(sorted(self.unknown_calls))}"
         if self.unknown_loops:
-            return f"what may run more often than once: {', '.join(self.unknown_loops)}"
+            return f"loops with an unknown number of runs: {', '.join(self.unknown_loops)}"
         return None if self.macs else "the module has no matrix products"
 
     @property

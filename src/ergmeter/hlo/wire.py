@@ -1,7 +1,8 @@
 """Reads protobuf messages without a schema, skipping the fields that are not needed.
 
 A literal of hundreds of megabytes is skipped by its length prefix, so its pages are never read.
-Damage is whatever protobuf's own parser refuses, and groups, which HLO does not have.
+Malformed is raised for anything that protobuf's own parser refuses, and for groups, which HLO does
+not use.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ Buffer: TypeAlias = bytes | mmap.mmap
 Span: TypeAlias = tuple[int, int]
 Fields: TypeAlias = dict[int, list[int | Span]]
 
-_VARINT, _BYTES = 0, 2  # wire types; groups are none of proto3, in which HLO is written
+_VARINT, _BYTES = 0, 2  # wire types; HLO is proto3, which has no groups
 _FIXED_BYTES = {1: 8, 5: 4}
 _TAG_BITS, _SIZE_BITS = 32, 31
 
 
 class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file's name is known
-    """Damaged bytes, at `offset`."""
+    """The bytes at `offset` are damaged or are not an HLO module."""
 
     def __init__(self, what: str, offset: int) -> None:
         super().__init__(what)
         self.what, self.offset = what, offset
 
 
-class Unparsed(Exception):  # noqa: N818  not an error: protobuf is asked
-    """The compiled reader met something it can't read."""
+class Unparsed(Exception):  # noqa: N818  not an error: protobuf reads it instead
+    """The compiled reader can't read this module."""
 
 
 def varint(data: Buffer, at: int) -> tuple[int, int]:
-    """An unsigned number of at most 64 bits, and where it ends."""
+    """Return the unsigned varint at `at`, of at most 64 bits, and the offset after it."""
     value = data[at]
     start = at
     at += 1
@@ -51,7 +52,7 @@ def varint(data: Buffer, at: int) -> tuple[int, int]:
 
 
 def short(data: Buffer, at: int, *, bits: int) -> tuple[int, int]:
-    """A tag or a length: five bytes at most."""
+    """Return the tag or length at `at`, of at most 5 bytes, and the offset after it."""
     value, after = data[at], at + 1
     if value > 0x7F:
         byte = data[after]
@@ -64,14 +65,15 @@ def short(data: Buffer, at: int, *, bits: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A varint as the int64 that it stands for."""
+    """Return the int64 that a varint encodes."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def field(data: Buffer, at: int) -> tuple[int, int | Span | None, int]:
-    """The number of the field that begins here, its value, and where the next one begins.
+    """Return the number of the field at `at`, its value, and the offset after it.
 
-    The value is a number or, of what has a length, a span; None for kinds that HLO does not use.
+    The value is an integer, or a span for length-delimited types; None for types that HLO does not
+    use.
     """
     start = at
     tag = data[at]
@@ -96,10 +98,9 @@ def field(data: Buffer, at: int) -> tuple[int, int | Span | None, int]:
 
 
 def message(data: Buffer, start: int, end: int) -> Fields:
-    """Every field between two offsets.
+    """Return all fields of the message between two offsets.
 
-    Reads a few bytes past `end` at worst: what runs over is seen at the end, since offsets only
-    grow.
+    It may read a few bytes past `end` before it raises Malformed for a field that is too long.
     """
     fields: Fields = {}
     value: int | Span | None
@@ -108,7 +109,7 @@ def message(data: Buffer, start: int, end: int) -> Fields:
         while at < end:
             last = at
             tag = data[at]
-            if tag & 0x87 == _BYTES < tag:  # as in nearly all
+            if tag & 0x87 == _BYTES < tag:  # nearly all fields
                 size = data[at + 1]
                 at += 2
                 if size > 0x7F:
@@ -125,29 +126,29 @@ def message(data: Buffer, start: int, end: int) -> Fields:
     except IndexError:
         raise Malformed("cut short", last) from None
     if at != end:
-        raise Malformed("a field longer than what holds it", last)
+        raise Malformed("a field that is longer than its message", last)
     return fields
 
 
 def spans(fields: Fields, number: int) -> list[Span]:
-    """The spans of a field; values of other wire types are ignored."""
+    """Return the spans of a field; values of other wire types are ignored."""
     return [value for value in fields.get(number, ()) if isinstance(value, tuple)]
 
 
 def span(fields: Fields, number: int) -> Span | None:
-    """The last span of a field, as in protobuf; None if absent."""
+    """Return the last span of a field, as protobuf does; None if absent."""
     every = spans(fields, number)
     return every[-1] if every else None
 
 
 def integer(fields: Fields, number: int) -> int:
-    """An int64, the last one given; 0 where there is none."""
+    """Return the last int64 of a field; 0 if absent."""
     numbers = [value for value in fields.get(number, ()) if isinstance(value, int)]
     return signed(numbers[-1]) if numbers else 0
 
 
 def integers(data: Buffer, fields: Fields, number: int) -> list[int]:
-    """A repeated int64, packed or not."""
+    """Return the values of a repeated int64 field, packed or not."""
     values: list[int] = []
     for value in fields.get(number, ()):
         if isinstance(value, int):
@@ -158,7 +159,7 @@ def integers(data: Buffer, fields: Fields, number: int) -> list[int]:
 
 
 def packed(data: Buffer, where: Span) -> list[int]:
-    """The int64s that stand one after another in a span."""
+    """Return the packed int64s in a span."""
     at, end = where
     values = []
     try:
@@ -171,16 +172,16 @@ def packed(data: Buffer, where: Span) -> list[int]:
     except IndexError:
         raise Malformed("cut short", where[0]) from None
     if at != end:
-        raise Malformed("a number longer than what holds it", where[0])
+        raise Malformed("a number that is longer than its field", where[0])
     return values
 
 
 def encoded(data: Buffer, fields: Fields, number: int) -> bytes:
-    """The bytes of a string or a message; empty where there is none."""
+    """Return the bytes of a string or message field; empty if absent."""
     where = span(fields, number)
     return data[where[0] : where[1]] if where else b""
 
 
 def text(data: Buffer, fields: Fields, number: int) -> str:
-    """A string; what is not UTF-8 in it is replaced."""
+    """Return a string field; bytes that are not UTF-8 are replaced."""
     return encoded(data, fields, number).decode(errors="replace")

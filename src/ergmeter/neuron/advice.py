@@ -1,7 +1,7 @@
 """Findings that explain a surprising metric: no graphs, no NKI share, a low or impossible MFU.
 
-Each finding is made from the inputs of this job: which directory was searched, why a ratio is zero,
-what MFU would be if a value was meant in another unit. General advice is left out.
+Each finding is specific to the job's inputs: which directory was searched, why a ratio is zero,
+what MFU would be if a value is in another unit. There is no general advice.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ergmeter.neuron.training_log import Throughput
 from ergmeter.records import Reading
 from ergmeter.units import number_of, significant
 
-# The guide calls 30 to 70 % typical for language models.
+# nki-llama's guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceFinding:
-    """A finding and its subject."""
+    """A text that explains a metric, and its subject."""
 
     about: str  # no_hlo, nki_ratio, graph_runs, log_disagrees, low_mfu, mfu_above_peak
     text: str
@@ -35,7 +35,7 @@ class AdviceFinding:
 def about_graphs(
     graphs: CachedGraphs | None, directory: str, *, named_in_yaml: str | None = None
 ) -> Iterator[str]:
-    """Explains why no graph was counted. `graphs` None: the default directory does not exist."""
+    """Explain why no graph was counted. `graphs` None: the default directory does not exist."""
     if graphs is None:
         text = f"no HLO: {directory} (the default --compile-dir) does not exist; pass the"
         text += " compile cache of this job"
@@ -56,7 +56,7 @@ def about_graphs(
 
 
 def about_kernels(summary: NkiSummary) -> Iterator[str]:
-    """Explains an NKI ratio that is zero or a lower bound."""
+    """Explain an NKI ratio that is zero or a lower bound."""
     if not summary.counted:
         return
     calls = summary.calls
@@ -85,7 +85,7 @@ def about_kernels(summary: NkiSummary) -> Iterator[str]:
 
 
 def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) -> Iterator[str]:
-    """Lists modules that only the graphs or only the file of runs has."""
+    """List modules that are only among the graphs, or only in the file of --graph-runs."""
     good = [result for result in results if result.error is None]
     silent = [result for result in good if name_in(runs, result.module) is None]
     if silent:
@@ -109,9 +109,9 @@ def about_mfu(
     *,
     is_printed: bool = True,
 ) -> list[AdviceFinding]:
-    """Explains a low MFU, or one above the peak, from the inputs.
+    """Explain a low MFU, or one above the peak, from the inputs.
 
-    `is_printed`: the throughput was read or given as such, so that its unit may be another.
+    `is_printed`: the throughput was printed or given, so it could be in another unit (tokens/s).
     """
     if not isinstance(figures.mfu, Reading) or throughput.seq_per_s is None:
         return []
@@ -148,8 +148,8 @@ def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> Iter
     most = max(figures.mfu_by_convention.items(), key=lambda item: item[1])
     if job.lora is None and most[1] > mfu:
         yield (
-            f"convention: this is under {figures.work.chosen.convention}; {most[0]} counts most"
-            f" and says {percent(most[1])}"
+            f"convention: this is under {figures.work.chosen.convention}; {most[0]} counts the most"
+            f" FLOPs and gives {percent(most[1])}"
         )
     if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
         yield (
@@ -164,7 +164,7 @@ def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> Iter
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
         yield (
-            f"throughput: if the figure is that of one of the {job.replicas} replicas, MFU is"
+            f"throughput: if it is that of one of the {job.replicas} replicas, MFU is"
             f" {percent(mfu * job.replicas)}"
         )
     if job.pipeline_stages > 1 and job.micro_batches is not None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
 
 
-Watch: TypeAlias = Callable[[str, int, int], None]  # a long task, what is done of it, and in all
+Watch: TypeAlias = Callable[[str, int, int], None]  # (task, amount done, total amount)
 
 
 DEFAULT_COMPILE_DIR = "/home/ubuntu/neuron_cache"
@@ -62,7 +62,7 @@ DEFAULT_CONVENTION = EXACT
 
 @dataclass(frozen=True, slots=True)
 class AnalysisRequest:
-    """One analysis. None: not given on the command line."""
+    """The options of one `erg analyze`. None: not given on the command line."""
 
     config: str
     model_config: str
@@ -87,14 +87,14 @@ class AnalysisRequest:
 
     @property
     def directory(self) -> str:
-        """The compile cache: as given, or the default one."""
+        """The directory of the compile cache: as given, or the default."""
         return self.compile_dir or DEFAULT_COMPILE_DIR
 
 
 def check_request(request: AnalysisRequest, *, is_original: bool = False) -> None:
-    """Raises UsageError for a size that is 0, negative or not a number.
+    """Raise UsageError for a size that is 0, negative or not a number.
 
-    The original takes a 0 as not given, and leaves a factor out whose baseline is 0 or less.
+    The original script treats 0 as not given, and omits a factor whose baseline is 0 or less.
     """
     base = request.baseline
     sizes = {
@@ -116,24 +116,24 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
 
 
 def check_inputs(request: AnalysisRequest, *, is_original: bool = False) -> None:
-    """Raises UsageError for a size that can't be, FormatError for a file that does not exist."""
+    """Raise UsageError for an invalid size, FormatError for a file that does not exist."""
     check_request(request, is_original=is_original)
     _check_model(request.model_config)
     _check_log(request.log_file)
 
 
 def _check_log(path: str | None) -> None:
-    """Raises FormatError if the log does not exist. Pipes and - (standard input) are accepted."""
+    """Raise FormatError if the log does not exist. Pipes and - (standard input) are accepted."""
     if path is None or path == "-":
         return
     if not Path(path).exists():
         raise FormatError(f"--log-file {path}: no such file")
     if Path(path).is_dir():
-        raise UsageError(f"--log-file {path}: is no file")
+        raise UsageError(f"--log-file {path}: is a directory; pass a file")
 
 
 def _check_model(path: str) -> None:
-    """Raises FormatError if the model does not exist or is no config.json."""
+    """Raise FormatError if the model does not exist or is not a config.json."""
     try:
         read_model(path)
     except FormatError as error:
@@ -147,7 +147,7 @@ def _check_model(path: str) -> None:
 
 
 class JobInput(NamedTuple):
-    """An input with its source: a batch may be the YAML's, the log's, an option's or assumed."""
+    """An input and its source: the YAML, the log, an option or an assumption."""
 
     what: str
     value: str | float | None
@@ -166,7 +166,7 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """What our own numbers are made from; the original's have none of it."""
+    """The inputs and results behind our own numbers; compatibility mode has none."""
 
     job: NeuronJob
     machine: Machine
@@ -175,7 +175,7 @@ class JobDetails:
 
 @dataclass(frozen=True, slots=True)
 class OriginalVersion:
-    """The version whose numbers these are, and what was kept of its quirks."""
+    """The version of nki-llama's script that is reproduced, and which of its faults are kept."""
 
     version: str
     quirks_kept: tuple[str, ...]
@@ -184,9 +184,9 @@ class OriginalVersion:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The metrics of a job as readings by key, and what they are made from.
+    """The metrics of a job by key, and their inputs.
 
-    Exactly one of `details` (our own numbers) and `original` (the original's) is set.
+    Exactly one is set: `details` (our own numbers) or `original` (those of nki-llama's script).
     """
 
     request: AnalysisRequest
@@ -211,30 +211,30 @@ class Analysis:
 
     @property
     def compilers(self) -> tuple[str, ...]:
-        """Versions of the compiler among the graphs."""
+        """The compiler versions that built the graphs."""
         return tuple(sorted({graph.compiler for graph in self.graphs if graph.compiler}))
 
     @property
     def score_missing(self) -> str:
-        """Why neither the job nor a graph has a score; "" where MFU and throughput are known."""
+        """Why neither the job nor a graph has a score; "" if MFU and throughput are known."""
         return "" if self.original is not None else no_score(self.readings[MFU])
 
     def value(self, key: str) -> float | None:
-        """A metric's value, even if it is impossible; None if it is missing."""
+        """Return a metric's value, even if it is impossible; None if it is missing."""
         result = self.readings.get(key)
         return result.value if isinstance(result, Reading) else None
 
     def reason(self, key: str) -> str:
-        """Why a metric is missing, or "" if it is not."""
+        """Return why a metric is missing, or "" if it is not."""
         result = self.readings.get(key)
         return result.reason if isinstance(result, Missing) else ""
 
     def nki_ratio(self, graph: GraphResult) -> float | None:
-        """A graph's NKI ratio. One that multiplies nothing has none; the original takes 0."""
+        """Return a graph's NKI ratio; without matrix products None, or 0 in compatibility mode."""
         return graph.nki_ratio or (0.0 if self.original is not None else graph.nki_ratio)
 
     def graph_score(self, graph: GraphResult) -> Score | None:
-        """A graph's own score: the job's factors with the graph's NKI ratio."""
+        """Return a graph's own score: the job's factors with the graph's NKI ratio."""
         if not self.request.per_file_scores or self.score is None or graph.error is not None:
             return None
         if self.score.without_nki is None:
@@ -243,7 +243,7 @@ class Analysis:
 
     @property
     def score_statistics(self) -> dict[str, float]:
-        """Average, least and most of the graphs' own scores, if they have any."""
+        """Average, min and max of the graphs' own scores; empty without scores."""
         scores = filter(None, map(self.graph_score, self.graphs))
         values = [score.value for score in scores if score.value is not None]
         if not values:
@@ -254,7 +254,7 @@ class Analysis:
 def input_rows(
     request: AnalysisRequest, sizes: Sequence[JobInput], *, log_format: str = ""
 ) -> tuple[JobInput, ...]:
-    """The files that were given or searched for, then sizes, in the order they are read."""
+    """Return the rows of the input table: files that are given or searched for, then sizes."""
     cache_from = "--compile-dir" if request.compile_dir else "the default of --compile-dir"
     files = [
         JobInput("training's YAML", request.config, "--config"),
@@ -271,7 +271,7 @@ def input_rows(
 
 
 def model_version(path: str) -> ModelVersion:
-    """Reads the version of a model's configuration; of dimensions there is none."""
+    """Return the name, version and checksum of a model's config.json; empty for dimensions."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
@@ -288,7 +288,7 @@ def model_version(path: str) -> ModelVersion:
 
 
 def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
-    """Returns the metrics of a job; `watch` gets progress events."""
+    """Return the metrics of a job; `watch` gets progress events."""
     _check(request)
     job = read_job(
         read_training_file(request.config),
@@ -410,7 +410,7 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
 
 
 def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
-    """The selected graphs; None where the default directory does not exist."""
+    """Return the selected graphs; None if the default directory does not exist."""
     choice = request.choice
     if request.modules_from_log and request.log_file is not None:
         choice = replace(choice, named_in_log=modules_named_in(request.log_file))
@@ -420,7 +420,7 @@ def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
 def _count(
     graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
-    """Counts the graphs."""
+    """Count the MACs of the selected graphs."""
     if graphs is None or not graphs.chosen:
         return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
@@ -444,14 +444,14 @@ def _nki_reading(summary: NkiSummary, why: str) -> Result:
 
 
 def no_score(mfu: Result) -> str:
-    """Why an MFU gives no score; "" if it does."""
+    """Return why there is no score for this MFU; "" if there is one."""
     if isinstance(mfu, Missing):
         return mfu.reason
     return f"MFU {refusal(mfu)}" if mfu.impossible else ""
 
 
 def _score(baseline: Baseline, readings: dict[str, Result], summary: NkiSummary) -> Score:
-    """The score's factors."""
+    """Return the score, from its factors."""
     mfu, rate = readings[MFU], readings[THROUGHPUT]
     return Score(
         baseline,
@@ -464,9 +464,10 @@ def _score(baseline: Baseline, readings: dict[str, Result], summary: NkiSummary)
 
 
 def _score_reading(score: Score, readings: dict[str, Result]) -> Result:
-    """The score, with the interval of the throughput.
+    """Return the score as a reading, with an interval from that of the throughput.
 
-    Its edges are squared, since the product contains the throughput twice, in MFU and directly.
+    The interval's ratios are squared, because the product has the throughput twice: in MFU and
+    directly.
     """
     mfu, rate, nki = readings[MFU], readings[THROUGHPUT], readings[NKI]
     if why := no_score(mfu):
@@ -476,10 +477,10 @@ def _score_reading(score: Score, readings: dict[str, Result]) -> Result:
     assert isinstance(mfu, Reading)
     assert isinstance(rate, Reading)
     assert score.value is not None
-    note = "a product of five factors, given or found"
+    note = "a product of five factors, given or measured"
     result = Reading(score.value, NO_UNIT, weakest(mfu.basis, rate.basis), note=note)
     if score.mark or rate.low is None or rate.high is None:
         return result
     low, high = (score.value * (end / rate.value) ** 2 for end in (rate.low, rate.high))
-    note = f"{note}; its interval is that of the pace, squared"
+    note = f"{note}; its interval is that of the throughput, squared"
     return replace(result, low=low, high=high, note=note)

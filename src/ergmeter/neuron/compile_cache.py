@@ -1,9 +1,9 @@
-"""Finds the HLO files of a Neuron compile cache and selects those to count.
+"""Finds the HLO files in a Neuron compile cache and selects those to count.
 
-A cache keeps the graphs of every job that ran there, of other compiler versions, of evaluation and
-initialisation. It also holds `wrapped_neff.hlo`, a stub around a compiled graph that would be
-counted again. So the document lists what was left out, and an empty selection is an error that
-lists the choices.
+A cache has the graphs of every job on the machine, of all compiler versions, and of evaluation and
+initialisation. It also has `wrapped_neff.hlo` files, wrappers of graphs that would be counted
+twice. So the document lists the files left out, and an empty selection is an error that lists the
+choices.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.hlo.files import STUBS, module_files
 from ergmeter.ports import LineHints
 
-# How often each graph ran, from a file of the user's: the weights of an overall ratio. Without it
-# an initialisation graph counts as much as the training step, since a cache has each graph once.
+# The number of runs of each graph, from the user's file: the weights of the overall ratio. Without
+# it an initialisation graph counts as much as the training step: a cache has each graph once.
 
 
 def read_graph_runs(path: str) -> dict[str, int]:
-    """Runs by module, from a line `MODULE_... 1234` (or with a comma) for each."""
+    """Return the runs of each module, from lines `MODULE_... 1234` (or with a comma)."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         why = error.strerror or error
         raise FormatError(f"--graph-runs {path} can't be read: {why}") from error
     except UnicodeDecodeError as error:
-        raise FormatError(f"--graph-runs {path} is no text: {error}") from error
+        raise FormatError(f"--graph-runs {path} is not a text file: {error}") from error
     runs: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.replace(",", " ").split()
@@ -43,18 +43,18 @@ def read_graph_runs(path: str) -> dict[str, int]:
             )
         runs[words[0]] = int(words[1])
     if not runs:
-        raise FormatError(f"--graph-runs {path} is empty; write MODULE_... and a number a line")
+        raise FormatError(f"--graph-runs {path} is empty; each line needs MODULE_... and a number")
     return runs
 
 
 def name_in(runs: dict[str, int], module: str | None) -> str | None:
-    """The name of a module in the file, with or without its flags; None if absent."""
+    """Return the key of a module in `runs`, with or without its flags; None if absent."""
     names = () if module is None else (module, module.partition("+")[0])
     return next((name for name in names if name in runs), None)
 
 
 def runs_of(module: str | None, runs: dict[str, int]) -> int:
-    """How often a module ran; 0 if the file does not name it."""
+    """Return how often a module ran; 0 if `runs` does not have it."""
     return runs.get(name_in(runs, module) or "", 0)
 
 
@@ -92,7 +92,7 @@ class CachedGraphs:
 
 
 def graph_file(path: str) -> GraphFile:
-    """Reads module and compiler from a path; the last part that names one counts."""
+    """Return a file with the module and compiler in its path: the last part that names each."""
     module = compiler = None
     for part in Path(path).parts:
         if part.startswith("MODULE_"):
@@ -103,7 +103,7 @@ def graph_file(path: str) -> GraphFile:
 
 
 def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
-    """Finds the HLO files under a directory, sorted by path."""
+    """Return the chosen HLO files under a directory, sorted by path. Raises UsageError if none."""
     paths, left_out = module_files(Path(directory))
     chosen, not_chosen = list[GraphFile](), list[GraphFile]()
     for file in (graph_file(str(path)) for path in paths):
@@ -119,7 +119,7 @@ def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
 
 
 def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFile]) -> str:
-    """The message for an empty selection, with the compilers and modules there are."""
+    """Return the error for an empty selection; it lists the cache's compilers and modules."""
     reasons = "; ".join(f"{n} {why}" for why, n in left_out.items() if why != STUBS)
     compilers = {file.compiler for file in there if file.compiler}
     modules = {file.module for file in there if file.module}
@@ -130,14 +130,14 @@ def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFi
 
 
 def abbreviated_list(names: Collection[str]) -> str:
-    """Lists the first few names, and how many more there are."""
+    """Return the first four names as text, and the number of the others."""
     more = len(names) - _MOST_NAMES
     listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none named"
     return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _left_out(file: GraphFile, choice: Choice) -> str | None:
-    """Why a graph is not counted, or None if it is."""
+    """Return why a graph is not counted, or None if it is."""
     if not _is_chosen(file.compiler, choice.compilers, "neuronxcc-"):
         return f"of another compiler than {', '.join(choice.compilers)}"
     if not _is_chosen(file.module, choice.modules, "MODULE_"):
@@ -155,14 +155,14 @@ def _left_out(file: GraphFile, choice: Choice) -> str | None:
 
 
 def _is_chosen(name: str | None, wanted: tuple[str, ...], prefix: str) -> bool:
-    """True if a name is wanted, with or without its prefix and its build or flags (`+9e31e41a`)."""
+    """True if `name` is in `wanted`, with or without its prefix and its `+9e31e41a` suffix."""
     bare = (name or "").removeprefix(prefix)
     named = {word.removeprefix(prefix) for word in wanted}
     return not wanted or (bool(bare) and not named.isdisjoint({bare, bare.partition("+")[0]}))
 
 
 def parse_time(text: str, *, option: str) -> datetime:
-    """Parses an ISO time; without a zone it is local time."""
+    """Parse an ISO time; without a zone it is local time."""
     try:
         return datetime.fromisoformat(text.strip()).astimezone()
     except ValueError:
@@ -172,7 +172,7 @@ def parse_time(text: str, *, option: str) -> datetime:
 
 
 def modules_named_in(path: str) -> frozenset[str]:
-    """Every MODULE_... that a log names, packed with gzip or not."""
+    """Return every MODULE_... name in a log, which may be in gzip."""
     from ergmeter.importers.logfile import LogFile  # noqa: PLC0415  for those with a log
 
     log = LogFile(path)

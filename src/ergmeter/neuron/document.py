@@ -1,7 +1,7 @@
-"""The metrics of a job as JSON: the original's keys in their order, then further ones.
+"""The metrics of a job as JSON: the keys of nki-llama's script (the original), then our own.
 
-Readers of the original's file find every key where it was. A value that is not known is null, and
-`missing` has its reason under the same key.
+A program that reads the original's file finds every key in its place. An unknown value is null, and
+`missing` has the reason under the same key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = "ergmeter analyze 1"
 _ORIGINAL_MFU = "original_count.mfu_percent"
-# What the original's log has, and our keys of a score that its own does not have.
+# Keys of the original's log part; and our keys of a score that the original does not have.
 _ORIGINAL_LOG = ("log_file", "timestamps", "steps", "step_times", "throughput", "losses")
 _ORIGINAL_LOSSES = ("average", "min", "max", "first", "last", "count")
 _NOT_IN_BREAKDOWN = ("is_mfu_impossible", "nki_factor", "score_without_nki")
@@ -35,14 +35,17 @@ _GRAPH_FACTORS = (
 
 
 def document(analysis: Analysis) -> Json:
-    """The document of our own numbers."""
+    """Return the JSON document of an analysis with our own numbers."""
     assert analysis.details is not None
     content = original_document(analysis) | _beyond(analysis, analysis.details)
     return content | {"missing": missing(analysis)}
 
 
 def original_document(analysis: Analysis) -> Json:
-    """The original's keys in its order. Those inside that it does not have are for our numbers."""
+    """Return the document with the original's top-level keys, in its order.
+
+    In compatibility mode nested objects have the original's keys only.
+    """
     details, score = analysis.details, analysis.score
     content = original_keys(analysis) | {"nki_analysis": _nki(analysis)}
     if analysis.log is not None:
@@ -64,7 +67,7 @@ def original_document(analysis: Analysis) -> Json:
 
 
 def missing(analysis: Analysis) -> dict[str, str]:
-    """Reasons, by key, why a value of the document is null."""
+    """Return the reason, by key, for each value of the document that is null."""
     reasons = {"mfu_percent": analysis.reason(MFU)}
     summary = summary_keys(analysis)
     reasons |= {key: analysis.reason(NKI) for key, value in summary.items() if value is None}
@@ -80,13 +83,13 @@ def missing(analysis: Analysis) -> dict[str, str]:
 
 
 def reading_values(analysis: Analysis) -> dict[str, float | None]:
-    """Every metric by its name in the JSON and in its unit there; None where it is missing."""
+    """Return every metric by its JSON name and in its JSON unit; None if it is missing."""
     values = {name: analysis.value(key) for key, name in JSON_NAMES.items()}
     return {n.name: None if value is None else value * n.scale for n, value in values.items()}
 
 
 def original_keys(analysis: Analysis) -> Json:
-    """The original's keys that need no graphs."""
+    """Return the original's keys that do not depend on the compiled graphs."""
     values, request = reading_values(analysis), analysis.request
     rate = values["throughput_seq_per_sec"]
     return {
@@ -105,7 +108,7 @@ def original_keys(analysis: Analysis) -> Json:
 
 
 def summary_keys(analysis: Analysis) -> Json:
-    """The original's keys of `nki_analysis.summary`, with statistics of the graphs' scores."""
+    """Return the original's keys of `nki_analysis.summary`, with statistics of graphs' scores."""
     nki = analysis.nki
     return {
         "total_files": nki.total,
@@ -122,7 +125,7 @@ def summary_keys(analysis: Analysis) -> Json:
 
 
 def breakdown(score: Score) -> Json:
-    """`training_score_breakdown`, with the original's names in its order."""
+    """Return `training_score_breakdown`: the score's factors under the original's names."""
     base = score.baseline
     return {
         "base_mfu": base.mfu_percent,
@@ -142,12 +145,12 @@ def breakdown(score: Score) -> Json:
 
 
 def input_documents(analysis: Analysis) -> list[Json]:
-    """The inputs with their sources."""
+    """Return the inputs with their sources as JSON."""
     return [{"what": what, "value": value, "from": of} for what, value, of in analysis.inputs]
 
 
 def versions(analysis: Analysis) -> Json:
-    """The versions of ergmeter, of the model's configuration and of the compilers."""
+    """Return the versions of ergmeter, the model's configuration and the compilers as JSON."""
     model = asdict(analysis.model)
     if analysis.model.config_sha256 is None:
         model = {"dimensions": analysis.request.model_config}
@@ -155,7 +158,7 @@ def versions(analysis: Analysis) -> Json:
 
 
 def impossible(analysis: Analysis) -> dict[str, str]:
-    """Reasons, by key, why a value is impossible."""
+    """Return the reason, by key, for each value that is impossible."""
     reasons = {
         JSON_NAMES[key].name: result.impossible
         for key, result in analysis.readings.items()
@@ -194,7 +197,7 @@ def _nki(analysis: Analysis) -> Json:
 
 
 def _graph(graph: GraphResult, analysis: Analysis) -> Json:
-    """One graph, under the original's names; of its own numbers, with no other keys."""
+    """Return one graph under the original's names; in compatibility mode without other keys."""
     is_own = analysis.original is None
     content: Json = {
         "status": "success" if graph.error is None else "error",
@@ -204,7 +207,7 @@ def _graph(graph: GraphResult, analysis: Analysis) -> Json:
     if is_own or graph.error is None:
         content |= {"module_name": graph.module, "neuronxcc_version": graph.compiler}
     if graph.error is not None:
-        # The zeros are the original's, for its readers; they are in no sum here.
+        # The original writes these zeros, so its readers need them. No sum includes them.
         return content | {"error": graph.error, "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
     ratio = analysis.nki_ratio(graph)
     content |= {"hlo_macs": graph.macs, "nki_macs": graph.nki_macs, "nki_ratio": ratio}
@@ -229,17 +232,17 @@ def _graph(graph: GraphResult, analysis: Analysis) -> Json:
 
 
 def _wrong(score: Score) -> dict[str, str]:
-    """Why a score is impossible, if it is."""
+    """Return why a score is impossible, as JSON; empty if it is possible."""
     return {"impossible": score.impossible} if score.impossible else {}
 
 
 def _doubt(mark: str) -> dict[str, bool]:
-    """Whether a ratio is a lower bound, or may be larger or smaller."""
+    """Return as JSON whether a ratio is a lower bound, or may be too high or too low."""
     return {"is_lower_bound": mark == LOWER_BOUND, "is_uncertain": mark == UNCERTAIN}
 
 
 def obtained(analysis: Analysis) -> Json:
-    """How each metric was obtained, by its key; missing metrics have no entry."""
+    """Return how each metric was obtained, by its JSON name; missing metrics have no entry."""
     origins: Json = {}
     for key, reading in analysis.readings.items():
         if isinstance(reading, Reading):
@@ -253,18 +256,18 @@ def obtained(analysis: Analysis) -> Json:
 
 
 def _no_original_mfu(analysis: Analysis) -> str:
-    """Why the original's MFU is missing; "" if it is not."""
+    """Return why the original's MFU is missing; "" if it is not."""
     theirs = analysis.estimate
     if theirs is None or theirs.mfu_percent is not None:
         return ""
     if theirs.peak_tflops_per_second is None:
         backend = analysis.request.hw_backend
-        return f"the original knows peaks of trn1 and trn2 alone, not of {backend}"
+        return f"the original has peaks of trn1 and trn2 only, not of {backend}"
     return analysis.reason(THROUGHPUT)
 
 
 def _beyond(analysis: Analysis, details: JobDetails) -> Json:
-    """The keys that the original's document does not have."""
+    """Return our own top-level keys, which the original's document does not have."""
     figures, job, machine, theirs = details.figures, details.job, details.machine, analysis.estimate
     flops, mfu, by_name = figures.flops, analysis.readings[MFU], figures.mfu_by_convention
     hardware, values = flops.hardware_per_step, reading_values(analysis)

@@ -1,8 +1,8 @@
-"""Reads earlier outputs of `erg analyze` or of the original, and compares them as entries.
+"""Reads earlier outputs of `erg analyze` or of nki-llama's script (the original), to compare them.
 
-The original has its own FLOPs, peak and nodes, under the same keys as ours. So its MFU is listed
-under "the original's", which our documents also have, in `original_count`. Outputs are compared
-under a convention that all of them have. Outputs with the same inputs are repeats.
+The original uses its own FLOPs, peak and nodes under the same keys as ours. So its MFU is listed
+under the convention "the original's", which our documents have too, in `original_count`. Outputs
+are compared under a convention that all of them have. Outputs with the same inputs are repeats.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THEIRS = "the original's"  # its count, in place of a convention
 _KEYS = {JSON_NAMES[key].name: key for key in COMPARED}
 _BEGINNING_BYTES = 1 << 14
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
-# Facts that tell groups apart; inputs that follow from others are not among them.
+# Facts that define groups; inputs that follow from other inputs are left out.
 _GROUPED_BY = (
     *("counted_by", "model", "precision", "tuning", "lora_r", "lora_targets"),
     *("batch_size", "seq_len"),
@@ -43,19 +43,19 @@ _FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "co
 
 @dataclass(frozen=True)
 class EarlierOutput:
-    """The document of an earlier analysis."""
+    """The JSON document of an earlier analysis, by `erg analyze` or the original script."""
 
     path: str
     document: dict[str, Any]
 
     @property
     def is_original(self) -> bool:
-        """True if the original wrote it, or `erg analyze --compat` did."""
+        """True if the original script or `erg analyze --compat` wrote it."""
         return "format" not in self.document or bool(self.document.get("compat"))
 
     @property
     def mfu_by_convention(self) -> dict[str, float]:
-        """MFU in percent under each convention it has."""
+        """MFU in percent under each convention that the document has."""
         if self.is_original:
             values = {THEIRS: _number(self.document, "mfu_percent")}
         else:
@@ -66,12 +66,12 @@ class EarlierOutput:
 
     @property
     def convention(self) -> str:
-        """The convention of its `mfu_percent`."""
+        """The convention of the document's `mfu_percent`."""
         return THEIRS if self.is_original else str(self.document.get("convention"))
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The inputs; outputs with equal inputs are repeats."""
+        """The inputs of the analysis; outputs with equal inputs are repeats."""
         document = self.document
         versions = _part(document, "versions")
         identity = {name: document.get(name) for name in _INPUTS}
@@ -87,7 +87,7 @@ class EarlierOutput:
         return identity
 
     def _peak(self) -> float | None:
-        """The peak that MFU is relative to, in TFLOP/s."""
+        """Return the peak that MFU is relative to, in TFLOP/s of all nodes."""
         if not self.is_original:
             return _number(self.document, "peak", "tflops_per_second")
         each = PEAK_TFLOP_PER_S_PER_NODE.get(str(self.document.get("hardware_backend")))
@@ -101,7 +101,7 @@ class EarlierOutput:
 
     @property
     def score_offset(self) -> float | None:
-        """The offset added to the NKI ratio; derived from the factors if not recorded."""
+        """The score's offset to the NKI ratio; computed from the factors if not recorded."""
         parts = _part(self.document, "training_score_breakdown")
         recorded = _number(parts, "score_offset")
         if recorded is not None:
@@ -114,7 +114,7 @@ class EarlierOutput:
 
     @cached_property
     def entry(self) -> Entry:
-        """Its inputs as facts, also by a ledger's names, and its metrics as readings by key."""
+        """The output as an entry: its inputs as facts, its metrics by key."""
         facts, lora = self.inputs, _part(self.document, "lora")
         checksum = facts["config_sha256"]
         facts |= {
@@ -144,7 +144,7 @@ class EarlierOutput:
         )
 
     def entry_under(self, convention: str | None) -> Entry:
-        """Its entry with MFU under a convention; without MFU if the outputs have none in common."""
+        """Return the entry with MFU under a convention; None: MFU is missing, none is common."""
         own, entry = self.entry.figures[MFU], self.entry
         if convention == self.convention or not isinstance(own, Reading) or own.impossible:
             mfu: Result = own
@@ -164,7 +164,7 @@ class EarlierOutput:
         value, scale = _number(self.document, *at), JSON_NAMES[key].scale
         if value is None:
             reason = _part(self.document, "missing").get(name)
-            return Missing(str(reason or "the output does not hold it"))
+            return Missing(str(reason or "the output does not have it"))
         origin = _part(_part(self.document, "obtained"), name)
         low, high = (_number(origin, end) for end in ("low", "high"))
         basis: Basis = next((each for each in BASES if each == origin.get("basis")), "reported")
@@ -177,7 +177,7 @@ class EarlierOutput:
 
     @property
     def impossible(self) -> dict[str, str]:
-        """Why MFU and score are impossible, by key, or "". Older outputs do not record it."""
+        """Why MFU and score are impossible, by key; "" if possible. Computed for older outputs."""
         mfu = _number(self.document, "mfu_percent")
         if mfu is None:
             return {}
@@ -187,9 +187,9 @@ class EarlierOutput:
 
 
 def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
-    """Reads documents of `erg analyze` or of the original."""
+    """Return the outputs of `erg analyze` or the original script at these paths, two or more."""
     if len(paths) < 2:
-        raise UsageError(f"--compare takes two or more earlier outputs; got {len(paths)}")
+        raise UsageError(f"--compare needs two or more earlier outputs; got {len(paths)}")
     resolved: set[Path] = set()
     for path in paths:
         if Path(path).resolve() in resolved:
@@ -199,7 +199,7 @@ def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
 
 
 def compare_outputs(outputs: Sequence[EarlierOutput]) -> Comparison:
-    """Compares outputs, those with equal inputs as repeats, under a convention that all have."""
+    """Compare outputs under a convention that all have; those with equal inputs are repeats."""
     convention, notes = _common_convention(outputs)
     notes += _about_counts(outputs)
     if len({json.dumps(output.inputs) for output in outputs}) == 1:
@@ -214,7 +214,7 @@ def compare_outputs(outputs: Sequence[EarlierOutput]) -> Comparison:
 
 
 def with_column_names(comparison: Comparison) -> Comparison:
-    """The comparison with its groups named by column and value, as `num_nodes=4`."""
+    """Return the comparison with groups named by column and value, such as `num_nodes=4`."""
 
     def named(group: Group) -> Group:
         facts = group.entries[0].facts
@@ -225,7 +225,7 @@ def with_column_names(comparison: Comparison) -> Comparison:
 
 
 def _group_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """The facts that differ, and those that only some outputs state, where these split a group."""
+    """Return the facts that define the groups: they differ, or only some outputs have them."""
 
     def groups(names: list[str]) -> int:
         return len({tuple(entry.facts.get(name) for name in names) for entry in entries})
@@ -239,9 +239,9 @@ def _group_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def comparison_keys(comparison: Comparison, outputs: Sequence[EarlierOutput]) -> dict[str, Any]:
-    """The convention and, for each group, its inputs, changes, spreads and outputs, as JSON.
+    """Return the convention and, for each group, its inputs, changes, spreads and outputs, as JSON.
 
-    `changed` and `not_comparable` are in relation to the group before.
+    `changed` and `not_comparable` compare with the group before.
     """
     by_path = {output.path: output for output in outputs}
     groups = []
@@ -296,7 +296,7 @@ def _values(entries: Sequence[Entry], key: str) -> list[float]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and spread over repeats; the standard deviation is that of the sample (n - 1)."""
+    """Return mean and spread over repeats; the standard deviation is the sample's (n - 1)."""
     return {
         "count": len(values),
         "mean": statistics.fmean(values),
@@ -307,7 +307,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _common_convention(outputs: Sequence[EarlierOutput]) -> tuple[str | None, list[str]]:
-    """The convention to compare MFUs under, and a note about it."""
+    """Return the convention to compare MFUs under (None if none is common), and a note."""
     own = {output.convention for output in outputs}
     if len(own) == 1:
         return min(own), [f"MFU is under {min(own)}"]
@@ -333,22 +333,22 @@ def _about_counts(outputs: Sequence[EarlierOutput]) -> list[str]:
 
 
 def entry_of(path: str) -> Entry:
-    """Reads a document of `erg analyze` or of the original as an entry of a comparison."""
+    """Return an output of `erg analyze` or the original script as an entry of a comparison."""
     return EarlierOutput(path, _read(path)).entry
 
 
 class AnalysisSource:
-    """Outputs of `erg analyze` or of the original, as a source of entries."""
+    """Reads outputs of `erg analyze` or the original script for comparisons."""
 
     def recognises(self, path: Path) -> bool:
-        """True if the file is such an output, by its first keys."""
+        """True if the file is an output of an analysis: `mfu_percent` is among its first keys."""
         if not path.is_file() or path.suffix != ".json":
             return False
         with path.open("rb") as file:
             return b'"mfu_percent"' in file.read(_BEGINNING_BYTES)
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  it has all
-        """The entry of the output. FormatError if it is damaged."""
+        """Return the entry of the output. Raises FormatError if it is damaged."""
         return SourceEntries((entry_of(str(path)),))
 
 
@@ -361,7 +361,7 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(document, dict) or "mfu_percent" not in document:
-        raise FormatError(f"{path} is no output of erg analyze: it has no mfu_percent")
+        raise FormatError(f"{path} is not an output of erg analyze: it has no mfu_percent")
     mfu = document["mfu_percent"]
     if mfu is not None and _number(document, "mfu_percent") is None:
         raise FormatError(f"{path}: mfu_percent must be a number or null; got {mfu!r}")
@@ -369,19 +369,19 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object inside another; an empty one where there is none."""
+    """Return the object under a key; empty if there is none."""
     value = document.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def _list(document: dict[str, Any], name: str) -> list[Any]:
-    """A list inside an object; an empty one where there is none."""
+    """Return the list under a key; empty if there is none."""
     value = document.get(name)
     return value if isinstance(value, list) else []
 
 
 def _number(document: dict[str, Any], *keys: str) -> float | None:
-    """The number under a path of keys, if there is one."""
+    """Return the number under a path of keys; None if there is none."""
     for name in keys[:-1]:
         document = _part(document, name)
     value = document.get(keys[-1])

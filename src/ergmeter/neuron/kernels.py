@@ -1,9 +1,9 @@
-"""The share of NKI kernels in compiled graphs, with what is not known about it.
+"""The share of NKI kernels in the work of compiled graphs, and how certain it is.
 
-A kernel states its multiply-adds in its configuration. Newer ones leave them out, some
-configurations can't be read, and a norm has none. The original counts all three as 0. Here they are
-three states, and a ratio with unknown kernels is a lower bound. Statistics are over every graph
-that multiplies, including those with a ratio of 0.
+A kernel states its multiply-adds (MACs) in its configuration. Newer kernels omit them, some
+configurations can't be read, and a norm has 0. The original script counts all three as 0. Here they
+are three states, and a ratio with unknown kernels is a lower bound. Statistics are over every graph
+with matrix products, including those with a ratio of 0.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from ergmeter.hlo import FileCount, Kernel, ModuleCount
 from ergmeter.neuron.compile_cache import GraphFile
 from ergmeter.units import number_of, significant
 
-# A share that is neither 0 nor 1 is never printed as 0 or 100 %: it gets as many digits as that
-# takes.
+# A share that is neither 0 nor 1 is never printed as 0 or 100 %: it gets more digits instead.
 
 
 LOWER_BOUND, UNCERTAIN = "*", "~"
@@ -26,13 +25,13 @@ LEGEND = {
     UNCERTAIN: "not certain: loops or calls whose work is not known",
 }
 
-_MOST_DIGITS = 17  # of a float: more say nothing
+_MOST_DIGITS = 17  # a float has no more
 
 
 def mark(count: ModuleCount) -> str:
-    """The mark behind an NKI share that is not exact: a lower bound, or uncertain.
+    """Return the mark of a graph's NKI share: a lower bound, uncertain, or "" if it is exact.
 
-    Kernels of unknown work can only add to it; other unknown work may take from it.
+    Unknown MACs of kernels can only raise the share; other unknown work can lower it.
     """
     if count.unknown_loops or count.unknown_calls:
         return UNCERTAIN
@@ -40,7 +39,7 @@ def mark(count: ModuleCount) -> str:
 
 
 def percent(frac: float) -> str:
-    """A share in percent, to four significant digits or as many as it needs.
+    """Return a share in percent, with four significant digits or more.
 
     >>> percent(0.25), percent(0.99997), percent(1.0)
     ('25 %', '99.997 %', '100 %')
@@ -52,7 +51,7 @@ def percent(frac: float) -> str:
 
 
 def decimals(value: float, digits: int, *, full: float = 1.0) -> str:
-    """A share of `full` with `digits` decimals, or as many as it needs.
+    """Return a share of `full` with `digits` decimals or more.
 
     >>> decimals(0.5, 4), decimals(0.99998, 4), decimals(0.00003, 4), decimals(1.0, 4)
     ('0.5000', '0.99998', '0.00003', '1.0000')
@@ -65,7 +64,7 @@ def decimals(value: float, digits: int, *, full: float = 1.0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GraphResult:
-    """One graph: what it multiplies, and how much of that in NKI kernels."""
+    """One compiled graph: its MACs, and how many of them are in NKI kernels."""
 
     path: str
     name: str
@@ -76,22 +75,22 @@ class GraphResult:
     error: str | None = None
     runs: int = 1
     kernels: tuple[Kernel, ...] = ()
-    doubts: dict[str, int] = field(default_factory=dict)  # what the count could not know
-    mark: str = ""  # behind its NKI ratio, where that is not exact
+    doubts: dict[str, int] = field(default_factory=dict)  # what was not counted exactly: number
+    mark: str = ""  # printed after an NKI ratio that is not exact
 
     @property
     def nki_ratio(self) -> float | None:
-        """NKI multiply-adds over all; None for a graph that multiplies nothing."""
+        """NKI MACs over all MACs; None for a graph without matrix products."""
         return self.nki_macs / self.macs if self.macs else None
 
     @property
     def work(self) -> int:
-        """Multiply-adds times runs."""
+        """MACs of all runs of the graph."""
         return self.macs * self.runs
 
 
 def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> GraphResult:
-    """Combines a file's count with the module and compiler of its path."""
+    """Return a file's count with the module and the compiler that its path names."""
     names = (file.path, file.path.rpartition("/")[2], file.module, file.compiler)
     count = counted.count
     if count is None:
@@ -135,7 +134,7 @@ class UnreadableConfig:
 
 @dataclass(frozen=True, slots=True)
 class NkiSummary:
-    """Totals over all graphs."""
+    """Totals and NKI ratios over all graphs."""
 
     total: int
     successful: int
@@ -145,7 +144,7 @@ class NkiSummary:
     average_ratio: float | None
     least_ratio: float | None
     most_ratio: float | None
-    counted: int = 0  # of the successful: all, or those that ran
+    counted: int = 0  # successful graphs: all or, with --graph-runs, those that ran
     graphs_with_nki: int = 0
     graphs_without_nki: int = 0
     graphs_without_macs: int = 0
@@ -154,11 +153,11 @@ class NkiSummary:
     unreadable: tuple[UnreadableConfig, ...] = ()
     doubts: dict[str, int] = field(default_factory=dict)
     weighting: str = ""
-    mark: str = ""  # behind the ratios, where they are not exact
+    mark: str = ""  # printed after ratios that are not exact
 
     @property
     def ratios_are_over(self) -> str:
-        """Over which graphs average, least and most are taken."""
+        """The graphs that average, min and max ratio are over, as text."""
         without = self.graphs_without_nki
         graphs = number_of(self.graphs_with_nki + without, "graph")
         multiply = "multiplies" if graphs.startswith("1 ") else "multiply"
@@ -167,7 +166,7 @@ class NkiSummary:
 
 
 def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
-    """The graphs of a cache together; `weighted`: each as often as it ran, and those alone."""
+    """Return totals over graphs; `weighted`: times the runs of each, so only graphs that ran."""
     readable = [result for result in results if result.error is None]
     good = [result for result in readable if result.runs]
     macs = sum(result.work for result in good)
@@ -206,7 +205,7 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
 
 
 def _kernels(results: Sequence[GraphResult]) -> tuple[KernelTotal, ...]:
-    """Kernels by name and state, those with the most work first."""
+    """Return the totals of each kernel, those with the most MACs first."""
     calls: Counter[tuple[str | None, str, str]] = Counter()
     macs: dict[tuple[str | None, str, str], int] = {}
     for result in results:
@@ -220,7 +219,7 @@ def _kernels(results: Sequence[GraphResult]) -> tuple[KernelTotal, ...]:
 
 
 def _unreadable(results: Sequence[GraphResult]) -> Iterator[UnreadableConfig]:
-    """Where a kernel's configuration can't be read, once for each file."""
+    """Yield the graphs with kernel configurations that can't be read."""
     for result in results:
         calls = sum(kernel.calls for kernel in result.kernels if kernel.state == "unreadable")
         if calls:
@@ -228,9 +227,9 @@ def _unreadable(results: Sequence[GraphResult]) -> Iterator[UnreadableConfig]:
 
 
 def by_work(results: Sequence[GraphResult]) -> list[tuple[GraphResult, float | None]]:
-    """Readable graphs, those with the most work first, with their shares of all work.
+    """Return the readable graphs with their shares of all MACs, the largest first.
 
-    A share is None where no graph multiplies.
+    The share is None if no graph has matrix products.
     """
     good = [result for result in results if result.error is None]
     good.sort(key=lambda result: (-result.work, result.path))

@@ -1,13 +1,12 @@
-"""FLOPs of a sequence, cores and their peak, and MFU of a job, by a named convention.
+"""FLOPs per sequence, cores, peak and MFU of a Trainium job, under a named convention.
 
-The original prints the TFLOP of one sequence as "TFLOPs/second". It counts the embedding lookup as
-a matrix product, the softmax as six operations a pair, every pair of tokens despite the causal
-mask, and frozen weights as trained. Here the FLOPs engine counts, and each difference has its own
-number.
+The original script prints the TFLOP of one sequence as "TFLOPs/second". It counts the embedding
+lookup as a matrix product, the softmax as six operations a pair, all pairs despite the causal mask,
+and frozen weights as trained. Here the FLOPs engine counts, and each difference has its own number.
 
-The peak is that of the cores used, not of the instance: a job on one chip of sixteen would
-otherwise read sixteen times too low. "Devices" are what the trainer counts. On Trainium2 and 3 that
-is a logical core, by default two physical ones (LNC=2), so 64 devices are the 128 cores of a
+The peak is that of the cores used, not of the instance: MFU of a job on one of sixteen chips would
+be sixteen times too low. "Devices" are counted as the trainer does. On Trainium2 and 3 a device is
+a logical core, by default two physical ones (LNC=2), so 64 devices are the 128 cores of a
 trn2.48xlarge.
 """
 
@@ -37,13 +36,13 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A family of instances. Sizes: AWS Neuron documentation, instance and chip architecture."""
+    """A family of instances. Source: AWS Neuron documentation of instances and chips."""
 
     name: str
     cores_per_chip: int
     largest: str  # the largest instance of the family
     cores_in_largest: int | None  # physical; None: not published as one instance
-    cores_per_device: int  # physical cores in what a trainer calls a device, if nothing is said
+    cores_per_device: int  # default: physical cores in what a trainer calls a device
 
 
 BACKENDS = {
@@ -56,7 +55,7 @@ BACKENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The cores of a job and their dense peak."""
+    """The cores that a job uses, and their dense peak."""
 
     backend: str
     nodes: int
@@ -77,7 +76,7 @@ class Machine:
 def machine(
     name: str, *, nodes: int, devices: int | None, lnc: int | None, dtype: str, devices_from: str
 ) -> Machine:
-    """The machine of a job. `devices`: per node, as the trainer counts; None: not given."""
+    """Return the machine of a job. `devices`: per node, as the trainer counts; None: not given."""
     backend = BACKENDS.get(name)
     if backend is None:
         raise UsageError(f"no hardware backend {name!r}; there are {', '.join(BACKENDS)}")
@@ -114,10 +113,10 @@ def machine(
 def _cores_per_device(
     backend: Backend, devices: int | None, lnc: int | None, notes: list[str]
 ) -> int:
-    """Physical cores in a device: LNC where it is given, else the backend's own default."""
+    """Return the physical cores per device: `lnc` if given, else the backend's default."""
     if lnc is not None:
         if backend.cores_per_device == 1 and lnc != 1:
-            raise UsageError(f"{backend.name} knows --lnc 1 alone; got {lnc}")
+            raise UsageError(f"{backend.name} supports --lnc 1 only; got {lnc}")
         return lnc
     default, most = backend.cores_per_device, backend.cores_in_largest
     if default > 1 and devices is not None:
@@ -137,15 +136,15 @@ def _cores_per_device(
 # The original's numbers: `calculate_training_metrics.py` of nki-llama, 2025-06-12 (3c877c4), with
 # the FLOPs of neuronx-distributed-training's llama_perf_estimate.py, which it calls.
 #
-# The formula keeps the original's faults. Our own count by the
-# same formula differs for all but dense Llamas.
+# The formula keeps the original's faults. Our own count under the convention `neuron` is the same
+# for dense Llamas only.
 
 
 VERSION = "nki-llama calculate_training_metrics.py, 2025-06-12 (commit 3c877c4)"
 
 PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
 
-# What transformers' LlamaConfig takes where config.json does not say.
+# transformers' LlamaConfig defaults, for fields that config.json omits.
 _LLAMA = {
     "hidden_size": 4096,
     "num_attention_heads": 32,
@@ -156,17 +155,17 @@ _LLAMA = {
 
 
 def impossible_mfu(mfu_percent: float) -> str:
-    """Why an MFU of the original is impossible; "" if it is possible."""
+    """Return why an MFU in percent is impossible; "" if it is possible."""
     return "above 100 %: an input is wrong" if mfu_percent > 100 * BOUND_TOLERANCE else ""
 
 
 def impossible_score(why: str) -> str:
-    """Why a score is impossible whose MFU is; "" if that is possible."""
+    """Return why a score is impossible, given why its MFU is; "" if MFU is possible."""
     return f"computed from an MFU {why}" if why else ""
 
 
 def sequence_flops(model: str, seq_len: int) -> int:
-    """Forward and backward FLOPs of one sequence, by the original's formula."""
+    """Return forward and backward FLOPs of one sequence, by the original script's formula."""
     config = read_model(model)
     fields = config.fields
     sizes: dict[str, Any] = {n: fields.get(n, default) for n, default in _LLAMA.items()}
@@ -190,7 +189,10 @@ ORIGINAL = "neuron"  # the convention of the original's estimator, for every fam
 
 @dataclass(frozen=True)
 class OriginalEstimate:
-    """The original's count at the same throughput, and how its FLOPs differ. JSON has its names."""
+    """The original script's results at the same throughput, and why its FLOPs differ from ours.
+
+    Field names are those in the JSON.
+    """
 
     tflop_per_sequence: float
     tflops_per_second: float | None
@@ -207,8 +209,8 @@ class Figures:
     work: Work  # of one sequence, by every convention
     by_convention: dict[str, float]
     utilization: dict[str, Result]  # MFU and HFU, by key
-    original_flops: float | None  # what the original itself counts, whatever the model is
-    differences: dict[str, float]  # why that is another number of FLOPs
+    original_flops: float | None  # the original script's count, which treats any model as a Llama
+    differences: dict[str, float]  # `original_flops` minus ours, by reason
     notes: tuple[str, ...]
 
     @property
@@ -223,7 +225,7 @@ class Figures:
 
     @property
     def mfu_by_convention(self) -> dict[str, float]:
-        """MFU under each convention; empty where it is missing or impossible."""
+        """MFU under each convention; empty if MFU is missing or impossible."""
         mfu = self.mfu
         if not isinstance(mfu, Reading) or mfu.impossible:
             return {}
@@ -231,7 +233,7 @@ class Figures:
         return {name: mfu.value * flops / each for name, flops in self.by_convention.items()}
 
     def readings(self, pace: Throughput) -> dict[str, Result]:
-        """Throughput, work, MFU and HFU by key of the metric."""
+        """Return throughput, TFLOP per sequence, TFLOP/s, MFU and HFU by key of the metric."""
         convention, flops, rate = self.flops.convention, self.flops.model_per_step, pace.result
         tflop, note = flops / TERA, f"{convention}, from config.json"
         work = rate
@@ -247,7 +249,7 @@ class Figures:
 def original_estimate(
     flops: float, rate: float | None, *, nodes: int, backend: str, over_exact: dict[str, float]
 ) -> OriginalEstimate:
-    """What the original makes of the FLOPs of a sequence, by its own count, at a throughput."""
+    """Return the original script's TFLOP/s and MFU, from its FLOPs per sequence and a rate."""
     tflop, peak = flops / TERA, PEAK_TFLOP_PER_S_PER_NODE.get(backend)
     per_node = None if rate is None else rate * tflop / nodes
     return OriginalEstimate(
@@ -263,7 +265,7 @@ def original_estimate(
 def figures(
     model: str, job: NeuronJob, machine: Machine, throughput: Throughput, *, convention: str
 ) -> Figures:
-    """Computes FLOPs, MFU and HFU. MFU is absent where throughput or cores are unknown."""
+    """Compute FLOPs, MFU and HFU of a job. MFU is missing if throughput or cores are unknown."""
     graph, notes = _graph(model, job)
     batch = Batch.of(1, job.seq_len, facts=graph.facts)
     training = TrainedParts(lora=job.lora, checkpointing=job.checkpointing)
@@ -276,7 +278,7 @@ def figures(
     by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
     by_original = step_work(graph, batch).flops.get(ORIGINAL)  # None: not defined for the model
     full = None if by_original is None else by_original.model_per_step
-    if full is not None:  # whatever is trained: the original knows of no adapters
+    if full is not None:  # the original counts every weight as trained, with adapters too
         by_convention[ORIGINAL] = full
     theirs = _original(model, job)
     return Figures(
@@ -324,7 +326,7 @@ def _utilization(work: Work, job: NeuronJob, machine: Machine, pace: Result) -> 
 
 
 def _original(model: str, job: NeuronJob) -> float | None:
-    """FLOPs of a sequence as the original counts them; None if config.json has invalid sizes."""
+    """Return the original script's FLOPs per sequence; None if config.json has invalid sizes."""
     try:
         return float(sequence_flops(model, job.seq_len))
     except FormatError:
@@ -339,7 +341,7 @@ def _differences(
     full: float | None,
     theirs: float | None,
 ) -> dict[str, float]:
-    """The original's FLOPs of a sequence minus `exact`, split by reason."""
+    """Return the original script's FLOPs per sequence minus our `exact`, by reason."""
     if theirs is None:
         return {}
     pieces = {} if full is None else _pieces(graph, batch, training, ours, full)
@@ -352,7 +354,7 @@ def _differences(
 def _pieces(
     graph: Graph, batch: Batch, training: TrainedParts, ours: float, full: float
 ) -> dict[str, float]:
-    """The original's convention minus `exact`, split by reason."""
+    """Return the convention `neuron` minus `exact`, by reason."""
     try:
         dimensions = sizes(graph)
     except NotMeasurable:

@@ -1,7 +1,7 @@
-"""Makes a run of an analysis: the log's steps, the FLOPs of a step, and the analysis's results.
+"""Stores an analysis as a run: the log's steps, the FLOPs of a step, and the analysis's results.
 
-The steps go through the importers as in `erg import`. The results are stored in the header of the
-run's writer under `analysis`, and take the place of what the metrics compute from the steps.
+The steps are imported as in `erg import`. The results are stored under `analysis` in the header of
+the run's writer, and replace the values that metrics compute from the steps.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ergmeter.units import number_of
 
 
 def check_run(request: AnalysisRequest, *, is_original: bool) -> None:
-    """Raises UsageError if no run can be made: it needs a log file and our own numbers."""
+    """Raise UsageError if the analysis can't be a run: it needs a log file and our own numbers."""
     if is_original:
         raise UsageError("--run stores our own numbers; leave out --compat")
     if request.log_file is None or not Path(request.log_file).is_file():
-        given = f"; {request.log_file} is none" if request.log_file else ""
-        raise UsageError(f"--run needs --log-file, a file that is read twice{given}")
+        given = f"; {request.log_file} is not a file" if request.log_file else ""
+        raise UsageError(f"--run needs --log-file with a regular file: it is read twice{given}")
 
 
 def write_run(analysis: Analysis, path: Path) -> Path:
-    """Makes the run and returns its directory.
+    """Store the run; return its directory.
 
-    A log of several runs makes several, as `erg import` does. The results are those of the last.
-    With a given throughput, rates and MFU are of that one and never of the steps of the log.
+    A log of several runs becomes several runs, as in `erg import`; the last has the results. With
+    --throughput, rates and MFU are computed from it and not from the log's steps.
     """
     details, log = analysis.details, analysis.request.log_file
     assert details is not None
@@ -48,7 +48,7 @@ def write_run(analysis: Analysis, path: Path) -> Path:
     readings = with_rate(analysis.readings, "tokens", length, f"{length} tokens a sequence")
     stored: dict[str, Any] = {"workload": dict(facts)}
     if (rate := analysis.request.throughput) is not None:
-        why = f"the analysis was made with --throughput {rate:g}: the log's steps do not count"
+        why = f"the analysis used --throughput {rate:g}, not the times of the log's steps"
         stored["no_speed"] = why
         readings = with_rate(readings, "steps", 1 / batch, number_of(batch, "sequence") + " a step")
     stored["analysis"] = {key: asdict(result) for key, result in readings.items()}
@@ -58,7 +58,7 @@ def write_run(analysis: Analysis, path: Path) -> Path:
 
 
 def _of_a_step(flops: Flops, details: JobDetails) -> Flops:
-    """The FLOPs of a step, from those of a sequence."""
+    """Return the FLOPs of a step, from those of a sequence."""
     batch, computed = details.job.batch_size, flops.hardware_per_step
     return replace(
         flops,
@@ -70,7 +70,7 @@ def _of_a_step(flops: Flops, details: JobDetails) -> Flops:
 
 
 def _settings(details: JobDetails) -> Settings:
-    """What the analysis read from the YAML and its options, as declarations of the run."""
+    """Return the values that the analysis read from YAML and options, as the run's settings."""
     job, machine = details.job, details.machine
     return Settings(
         tokens_per_step=job.batch_size * job.seq_len,

@@ -1,13 +1,11 @@
 """Keys and JSON names of the metrics of `erg analyze`, and the training score of nki-llama.
 
-The score is a product of five factors, each shown.
-
 Score = MFU/base x throughput/base x loss x convergence x (offset + NKI ratio). The offset is 1 in
-the guide and in the version of June 2025, 0.1 in later ones; which one was used is recorded.
+the guide and in the version of June 2025, 0.1 in later ones; the offset used is recorded.
 
-One gain is counted twice. With model, sequence length and hardware fixed, MFU is throughput times a
-constant, so a run that is 20 % faster scores 44 % more. The product is kept so that scores are
-comparable, and a remark says so.
+The score counts one gain twice: for a fixed model, sequence length and hardware, MFU is throughput
+times a constant, so a run that is 20 % faster scores 44 % more. The formula is kept so that scores
+stay comparable, and a remark in the output says so.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ SCORE = "analysis.score"
 
 
 def with_rate(readings: dict[str, Result], unit: str, each: float, size: str) -> dict[str, Result]:
-    """The metrics with tokens or steps per second: sequences per second, times those of one."""
+    """Return the metrics with a rate in `unit`/s: sequences per second x `each` per sequence."""
     rate = readings[THROUGHPUT]
     if isinstance(rate, Reading):
         note = "; ".join(filter(None, (size, rate.note)))
@@ -37,7 +35,7 @@ def with_rate(readings: dict[str, Result], unit: str, each: float, size: str) ->
 
 
 class JsonName(NamedTuple):
-    """A metric's name and unit in the JSON, and the scale from our unit to it."""
+    """A metric's name and unit in the JSON, and the factor from our unit to that unit."""
 
     name: str
     unit: str
@@ -54,8 +52,8 @@ TITLES = titles_in("analyze")
 COMPARED = tuple(in_view("analyze compare"))
 
 REMARK = (
-    "at a fixed model, sequence length and hardware, MFU and throughput are the same gain: it is"
-    " in this product twice"
+    "at a fixed model, sequence length and hardware, MFU and throughput are the same gain, so this"
+    " product counts it twice"
 )
 
 
@@ -72,19 +70,19 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a run over a baseline. One factor may be unknown, and then there is no score."""
+    """The score of a run relative to a baseline; None if one of the factors is unknown."""
 
     baseline: Baseline
     mfu_percent: float | None
     seq_per_s: float | None
     nki_ratio: float | None
     is_mfu_impossible: bool = False
-    impossible: str = ""  # why, where the score is computed all the same, as the original does
+    impossible: str = ""  # why the score is impossible; only the original computes it nevertheless
     mark: str = ""  # of an NKI ratio that is not exact, as in `kernels.LEGEND`
 
     @property
     def mfu_improvement(self) -> float | None:
-        """MFU over the baseline's; None also where MFU cannot be right, but for the original's."""
+        """MFU over the baseline's; None if unknown or, outside compatibility mode, impossible."""
         mfu = None if self.is_mfu_impossible and not self.impossible else self.mfu_percent
         return _over(mfu, self.baseline.mfu_percent)
 
@@ -108,7 +106,7 @@ class Score:
 
     @property
     def value(self) -> float | None:
-        """The score."""
+        """The score; None if a factor is unknown."""
         factor, others = self.nki_factor, self.without_nki
         return None if factor is None or others is None else others * factor
 
@@ -135,7 +133,7 @@ class Score:
 
 
 def _over(value: float | None, base: float) -> float | None:
-    """A factor. A baseline of 0 or less leaves it at 1, as the original does."""
+    """Return value / base; 1 for a base of 0 or less, as in the original script."""
     if value is None:
         return None
     return value / base if base > 0 else 1.0
@@ -149,18 +147,18 @@ class Factor:
     """One factor of the score, with the product up to it. None: unknown."""
 
     name: str
-    reached: float | None = None  # None also where just the ratio was given
+    reached: float | None = None  # None also if only the ratio was given
     base: float | None = None
     unit: str = ""
     ratio: float | None = None
     product: float | None = None  # of this factor and those before it
     is_given: bool = False  # on the command line
     mark: str = ""  # of a ratio that is not exact, as in `kernels.LEGEND`
-    is_impossible: bool = False  # what was reached cannot be right
+    is_impossible: bool = False  # `reached` is not possible
 
     @property
     def doublings(self) -> float | None:
-        """The logarithm to base 2: 1 for a factor of 2, -1 for one of 1/2."""
+        """The base-2 logarithm of the ratio: 1 for a factor of 2, -1 for 1/2."""
         if self.ratio is None or self.ratio <= 0 or self.is_impossible:
             return None
         return math.log2(self.ratio)

@@ -1,8 +1,7 @@
-"""Reads what was trained (batch, sequence, nodes, adapters, precision) from options and the YAML.
+"""Reads a job's settings (batch, sequence, nodes, adapters, precision) from options and its YAML.
 
-The YAML also says how many cores and nodes there were, that only adapters were trained (a third
-less work), what is recomputed, and whether the model has fewer layers than its config.json. Each is
-used, and noted.
+The YAML also has the numbers of devices and nodes, adapters (a third fewer FLOPs than full
+training), recomputation, and changes to the model's number of layers. All of these are used.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ergmeter.flops.analytic import Checkpointing
 from ergmeter.flops.config import quoted_value
 from ergmeter.flops.graph.adapters import Lora
 
-# The YAML is OmegaConf's: a value may be `${trainer.max_steps}` or `${multiply:8,512}`. Simple
-# references are resolved; any other is an error that names the key and quotes the text.
+# The YAML has OmegaConf references: `${trainer.max_steps}` or `${multiply:8,512}`. Simple ones are
+# resolved; another is an error that names the key and quotes the text.
 
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-_DEEPEST = 20  # references to references; more is a circle
-# Keys that tell a training's YAML from a model's config.json, which is YAML too.
+_DEEPEST = 20  # nested references; more is a cycle
+# Keys that distinguish a training's YAML from a model's config.json, which is YAML too.
 _PARTS = {"data", "trainer", "model"}
 _OF_A_MODEL = {"model_type", "architectures", "hidden_size"}
 
@@ -46,21 +45,21 @@ class TrainingFile:
     def __init__(self, fields: dict[str, Any], *, where: str) -> None:
         self._fields = fields
         self.where = where
-        self.misspelt: dict[str, str] = {}  # notes on keys that are almost the ones not there
+        self.misspelt: dict[str, str] = {}  # notes on keys that resemble missing ones
 
     def value(self, key: str) -> Any:  # noqa: ANN401  whatever the file holds
-        """The value of a dotted key; `Unresolved` for a reference that can't be resolved."""
+        """Return the value of a dotted key; `Unresolved` for a reference that can't be resolved."""
         return self._value(key.split("."), 0)
 
     def whole_number(self, key: str, *, instead: str) -> int | None:
-        """A whole number of 1 or more, or None where it is absent. `instead`: what else to do."""
+        """Return a whole number of 1 or more; None if absent. `instead`: advice for errors."""
         value = self.value(key)
         if value is None:
             return None
         if isinstance(value, Unresolved):
             raise FormatError(
                 f"{self.where}: {key} is {quoted_value(value.text)}, a reference that can't be"
-                f" followed here; write the number, or {instead}"
+                f" resolved here; write the number, or {instead}"
             )
         if isinstance(value, float) and math.isfinite(value) and value.is_integer():
             value = int(value)
@@ -72,7 +71,7 @@ class TrainingFile:
         return value
 
     def required(self, key: str, *, instead: str) -> int:
-        """A whole number of 1 or more that has to be there."""
+        """Return a whole number of 1 or more. Raises FormatError if the key is missing."""
         value = self.whole_number(key, instead=instead)
         if value is None:
             near = "".join(f"; {note}" for note in self.misspelt.values())
@@ -91,7 +90,7 @@ class TrainingFile:
         return self._followed(value, path[:-1], depth) if isinstance(value, str) else value
 
     def _followed(self, text: str, parent: list[str], depth: int) -> Any:  # noqa: ANN401
-        """The text with its references replaced, from the innermost outwards."""
+        """Return the value of a text after its references are resolved, innermost first."""
         original = text
         while (match := _INNERMOST.search(text)) is not None:
             value = self._referred(match[1].strip(), parent, depth + 1)
@@ -103,7 +102,7 @@ class TrainingFile:
         return text if text == original else _scalar(text)
 
     def _referred(self, reference: str, parent: list[str], depth: int) -> Any:  # noqa: ANN401
-        """Resolves a `${...}`: another key, a relative one (`.name`), or a product."""
+        """Resolve a `${...}`: another key, a relative one (`.name`), or a product."""
         if depth > _DEEPEST:
             return None
         if reference.startswith("multiply:"):
@@ -121,7 +120,7 @@ class TrainingFile:
 
 
 def _scalar(text: str) -> Any:  # noqa: ANN401
-    """Parses a text as a YAML scalar."""
+    """Return a text parsed as a YAML scalar."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -129,7 +128,7 @@ def _scalar(text: str) -> Any:  # noqa: ANN401
 
 
 def read_training_file(path: str | Path) -> TrainingFile:
-    """Reads the YAML of a training."""
+    """Read the YAML of a training. Raises FormatError if it is not one."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -143,7 +142,7 @@ def read_training_file(path: str | Path) -> TrainingFile:
         reason = " ".join(str(error).split())
         raise FormatError(f"{path} is not YAML: {reason}") from error
     if not isinstance(fields, dict):
-        raise FormatError(f"{path} holds no keys; --config takes the training's YAML")
+        raise FormatError(f"{path} has no keys; --config takes the training's YAML")
     if not _PARTS & fields.keys() and _OF_A_MODEL & fields.keys():
         raise FormatError(
             f"--config {path} is a model's config.json; is it meant for --model-config?"
@@ -153,9 +152,9 @@ def read_training_file(path: str | Path) -> TrainingFile:
 
 # Linear layers that the trainer fuses into one, and the modules they are made of.
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-# neuronx-distributed-training's own defaults for what `peft` leaves out.
+# neuronx-distributed-training's defaults for missing `peft` fields.
 _DEFAULT_RANK = 16
-# Its modes of precision that multiply in bf16.
+# The trainer's precision modes that multiply in bf16.
 _IN_BF16 = ("bf16SR", "mixed_precision", "mixed_precisionSR", "autocast")
 _DEFAULT_TARGETS = ("qkv_proj",)
 
@@ -175,15 +174,15 @@ class NeuronJob:
     lora: Lora | None
     checkpointing: Checkpointing
     overrides: dict[str, int]  # fields of config.json that the YAML replaces
-    replicas: int | None  # data-parallel; None where the YAML does not say enough
+    replicas: int | None  # data-parallel; None if the YAML does not determine it
     pipeline_stages: int
-    micro_batches: int | None  # of one replica in a step
-    cache: str | None  # where the YAML says the compiled graphs are
+    micro_batches: int | None  # per replica and step
+    cache: str | None  # compiler_cache_url of the YAML
     notes: tuple[str, ...]
     batch_from: str = "the YAML"  # or "--batch-size", "the log"
     seq_len_from: str = "the YAML"
     at_once: int | None = None  # sequences of one micro-batch, over all replicas
-    # The batch goes before what the log counts: it was given, or the log's is that of one rank.
+    # Throughput uses this batch and not the log's counts: --batch-size, or a log of a single rank.
     batch_overrules: bool = False
     nodes_from: str = "the YAML"  # or "--num-nodes", "assumed"
     dtype_from: str = "the YAML"
@@ -198,7 +197,7 @@ def read_job(
     devices: int | None = None,
     dtype: str | None = None,
 ) -> NeuronJob:
-    """Reads the job from a YAML; arguments override it."""
+    """Return a job's settings from its YAML; arguments override it."""
     notes: list[str] = []
     batch = batch_size or file.required("data.global_batch_size", instead="pass --batch-size")
     length = seq_len or file.required("data.seq_length", instead="pass --seq-len")
@@ -248,7 +247,7 @@ def _compare_lengths(file: TrainingFile, length: int, notes: list[str]) -> None:
 
 
 def _dtype(file: TrainingFile, notes: list[str]) -> tuple[str, str]:
-    """The type that products are computed in, and its source."""
+    """Return the data type of matrix products, and its source."""
     precision = file.value("precision.type")
     if precision == "fp32":
         return "fp32", "the YAML"
@@ -303,7 +302,7 @@ def _checkpointing(file: TrainingFile, notes: list[str]) -> Checkpointing:
 
 
 def _overrides(file: TrainingFile) -> dict[str, int]:
-    """Dimensions that the trainer overrides; -1 means unchanged."""
+    """Return the config.json fields that the YAML overrides; -1 in the YAML means unchanged."""
     names = {"model.num_layers": "num_hidden_layers", "model.hidden_size": "hidden_size"}
     return {
         field: value
@@ -318,7 +317,7 @@ def _degree(file: TrainingFile, name: str) -> int:
 
 
 def _replicas(file: TrainingFile, devices: int | None, nodes: int, stages: int) -> int | None:
-    """Copies of the model, each with its own part of the batch."""
+    """Return the number of data-parallel model copies; None if the devices do not divide."""
     size = stages * _degree(file, "tensor_model_parallel_size")
     size *= _degree(file, "context_parallel_size")
     return None if devices is None or devices * nodes % size else devices * nodes // size
@@ -332,12 +331,12 @@ def _at_once(file: TrainingFile, replicas: int | None) -> int | None:
 
 
 def micro_batches(batch_size: int, at_once: int | None) -> int | None:
-    """Micro-batches per replica and step; None if the YAML does not say enough."""
+    """Return the micro-batches per replica and step; None if the YAML does not determine them."""
     return None if at_once is None else batch_size // at_once or None
 
 
 def _strategy_notes(file: TrainingFile) -> Iterator[str]:
-    """Notes on work that the FLOPs leave out, since the YAML does not say how much it is."""
+    """Yield notes on alignment and packing, whose FLOPs the YAML does not determine."""
     strategy = file.value("model_alignment_strategy")
     strategy = strategy if isinstance(strategy, dict) else {}
     yield from (

@@ -1,8 +1,8 @@
-"""The log of a job: its throughput, its statistics, and where it contradicts the YAML.
+"""Throughput and statistics from a job's log, and differences between the log and the YAML.
 
-Without a throughput the original assumes 100 sequences a second, which for an 8B model on one
-instance is an MFU of 737 %. Here it is then absent, and MFU with it. From a log it is that of the
-steady state: the first lines hold compilation and warm-up.
+Without a throughput the original script assumes 100 sequences a second: an MFU of 737 % for an 8B
+model on one instance. Here throughput and MFU are then missing. A log's throughput is that of the
+steady state: its first lines have compilation and warm-up.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Throughput:
 
     @property
     def seq_per_s(self) -> float | None:
-        """Its value; None where there is none."""
+        """The throughput in sequences per second; None if it is missing."""
         return self.result.value if isinstance(self.result, Reading) else None
 
     @property
     def source(self) -> str:
-        """Where it is from, or why there is none."""
+        """The source of the throughput, or the reason why it is missing."""
         return self.result.note if isinstance(self.result, Reading) else self.result.reason
 
 
 def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) -> Throughput:
-    """The throughput given on the command line, else that of the log's last run."""
+    """Return the throughput given on the command line, else that of the log's last run."""
     if declared is not None:
         note = f"{declared:g} sequences/s, as given"
         return Throughput(Reading(declared, _UNIT, "reported", note=note))
@@ -70,23 +70,23 @@ def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) ->
 
 
 def _pace_by_batch(log: ParsedLog, step: Reading, job: NeuronJob) -> Throughput:
-    """Throughput as the batch over the log's step time."""
+    """Return the throughput as the batch size divided by the log's step time."""
     batch = f"{number_of(job.batch_size, 'sequence')} a step"
-    # The shortest step makes the most sequences a second; one that may take no time, any number.
+    # The shortest step gives the highest rate; a step that may take 0 s gives no upper limit.
     low, high = (job.batch_size / step_s if step_s else None for step_s in (step.high, step.low))
     rate = replace(step, value=job.batch_size / step.value, low=low, high=high)
     return _logged(log, rate, f", with {batch} ({job.batch_from})")
 
 
 def _logged(log: ParsedLog, rate: Reading, detail: str = "") -> Throughput:
-    """A log's throughput, with its source."""
+    """Return a log's throughput with its source as note."""
     how = rate.note.partition(";")[0]  # without the warm-up rule
     note = f"{log.path}{detail}: {rate.note}"
     return Throughput(replace(rate, unit=_UNIT, note=note), f"{how}{detail}", is_from_log=True)
 
 
-# A log's statistics: of its last run, rates and times after the warm-up. Fields have the original's
-# names, in its order.
+# Statistics of a log's last run; rates and times are those after the warm-up. Field names and their
+# order are those of the original script's JSON.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class LossStatistics(Statistics):
-    """Statistics of losses. One that is `nan` or `inf` is counted apart from an absent one."""
+    """Statistics of losses; `nan` or `inf` (`not_finite`) and absent losses are counted too."""
 
     first: float | None = None
     last: float | None = None
@@ -130,7 +130,7 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRows:
-    """The rows that are counted, and by which rule."""
+    """The rows after the warm-up, which are counted, and the rule that found them."""
 
     first_row: int
     last_row: int
@@ -139,7 +139,7 @@ class SteadyRows:
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What a log says of its last run."""
+    """Statistics of the last run in a log."""
 
     log_file: str
     timestamps: LogTimes
@@ -154,7 +154,7 @@ class LogSummary:
 
 
 def summarize_log(log: ParsedLog) -> LogSummary:
-    """Summarizes the last run of a log."""
+    """Return the statistics of the last run in a log."""
     run = log.last
     steady = run.steady()
     unit = rate_unit(run)
@@ -189,12 +189,12 @@ def _losses(run: LogRun) -> LossStatistics:
 
 
 def rate_unit(run: LogRun) -> str | None:
-    """The unit of the sequences per second that the program printed."""
+    """Return the unit under which the log has sequences per second, or None."""
     return next((unit for unit in run.sequence_rates if unit in run.rates), None)
 
 
 def _modified(path: str) -> str | None:
-    """When the file was last written; standard input has no such time."""
+    """Return when the file was last written; None for standard input."""
     file = Path(path)
     return _stamp(datetime.fromtimestamp(file.stat().st_mtime)) if file.is_file() else None
 
@@ -206,7 +206,7 @@ def _steps(run: LogRun) -> StepNumbers:
 
 
 def _statistics(printed: FloatArray) -> tuple[float | None, float | None, float | None, int]:
-    """Average, least, most and count of the finite values."""
+    """Return average, min, max and number of the finite values."""
     values = printed[np.isfinite(printed)]
     if not len(values):
         return None, None, None, 0
@@ -217,11 +217,11 @@ def _stamp(moment: datetime | None) -> str | None:
     return None if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
-# Differences between the log, the YAML and the command line, and which of them is used. MFU takes
+# Differences between the log, the YAML and the command line, and which value is used. MFU uses
 # sequences per second from the log and the sequence length from the YAML. If the log is of another
-# run, each is right and the product is wrong. So the log's own steps are compared with what was
-# configured. A measured value replaces a configured one, an option replaces both. Every difference
-# is a finding that names the value used and the option that changes it.
+# run, their product is wrong. So the log's own steps are compared with the configuration. A
+# measured value replaces a configured one; an option replaces both. Every difference is a finding
+# that names the value used and the option that changes it.
 
 
 _ALIKE_FRAC = 0.05
@@ -234,7 +234,7 @@ class _Each:
     """A ratio of two columns of the log, such as tokens per sequence."""
 
     mean: float
-    rounded: int | None  # where all rows agree on it; lengths without padding do not
+    rounded: int | None  # the mean if all rows agree; sequence lengths without padding vary
     is_exact: bool  # the rows agree to the last digit
 
     def contradicts(self, configured: int) -> bool:
@@ -242,8 +242,7 @@ class _Each:
 
 
 def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[str]]:
-    """The job with the log's lengths and batch where they differ from the YAML's, and what is said
-    of it."""
+    """Return the job with the log's sequence length and batch, and a text for each difference."""
     run = log.last
     steady = run.steady()
     job, texts = _length(job, run, steady)
@@ -260,7 +259,7 @@ def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[str]]:
 
 
 def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]:
-    """Findings on throughputs that differ: printed, by the log's clock, as given."""
+    """Return findings on throughputs that differ: printed, from the log's times, or given."""
     run = log.last
     steady = run.steady()
     if not pace.is_from_log:
@@ -281,7 +280,7 @@ def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
 
 
 def _length(job: NeuronJob, run: LogRun, steady: Steady) -> tuple[NeuronJob, list[str]]:
-    """Compares the log's tokens per sequence with the configured length."""
+    """Compare the log's tokens per sequence with the configured length; return job and findings."""
     length = _each(run.tokens, run.samples, steady)
     unit = rate_unit(run)
     if length is None and unit is not None and "tokens/s" in run.rates:
@@ -301,7 +300,7 @@ def _length(job: NeuronJob, run: LogRun, steady: Steady) -> tuple[NeuronJob, lis
 
 
 def _batch(job: NeuronJob, samples: _Each) -> tuple[NeuronJob, list[str]]:
-    """Compares the log's sequences per step with the configured batch."""
+    """Compare the log's sequences per step with the configured batch; return job and findings."""
     if not samples.contradicts(job.batch_size):
         return job, []
     text = f"the log says {_sequences(samples.mean)} a step, {job.batch_from} {job.batch_size:,}:"
@@ -315,7 +314,7 @@ def _batch(job: NeuronJob, samples: _Each) -> tuple[NeuronJob, list[str]]:
 
 
 def _tokens(job: NeuronJob, tokens: _Each | None) -> tuple[NeuronJob, list[str]]:
-    """Compares the log's tokens per step, for logs without sequence counts."""
+    """Compare the log's tokens per step with the configured ones; for logs without sequences."""
     configured = job.batch_size * job.seq_len
     if tokens is None or not tokens.contradicts(configured):
         return job, []
@@ -339,7 +338,7 @@ def _with_batch(job: NeuronJob, batch: int) -> NeuronJob:
 
 
 def _clock(run: LogRun, steady: Steady, job: NeuronJob, pace: Throughput) -> Iterator[str]:
-    """Finding: the printed throughput differs from samples over the log's clock."""
+    """Yield a finding if the printed throughput differs from samples over the log's own times."""
     printed, used = _printed(run, steady), steady.sequences_per_s
     if not printed or not isinstance(used, Reading) or _alike(printed, used.value):
         return
@@ -355,7 +354,7 @@ def _clock(run: LogRun, steady: Steady, job: NeuronJob, pace: Throughput) -> Ite
 
 
 def _step_times(run: LogRun, steady: Steady, job: NeuronJob) -> Iterator[str]:
-    """Finding: the printed throughput differs from the batch over the step time."""
+    """Yield a finding if the printed throughput differs from batch size over step time."""
     differing = _timed(run, steady, job)
     if differing is None:
         return
@@ -374,7 +373,7 @@ def _step_times(run: LogRun, steady: Steady, job: NeuronJob) -> Iterator[str]:
 
 
 def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] | None:
-    """Printed throughput and step time, if they disagree with the batch; else None."""
+    """Return the printed throughput and the step time if their product is not the batch size."""
     printed, step = _printed(run, steady), steady.step_s
     if not printed or not isinstance(step, Reading):
         return None
@@ -383,7 +382,7 @@ def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] |
 
 
 def _declared_differences(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]:
-    """Finding: --throughput differs from the log's."""
+    """Yield a finding if --throughput differs from the log's throughput."""
     if pace.seq_per_s is None:
         return
     logged = throughput(None, log, job).seq_per_s
@@ -404,7 +403,7 @@ def _printed(run: LogRun, steady: Steady) -> float | None:
 
 
 def _each(amounts: FloatArray, of: FloatArray, steady: Steady) -> _Each | None:
-    """`amounts` over `of` after the warm-up, over the rows that have both."""
+    """Return the ratio of two columns after the warm-up, from the rows that have both values."""
     rows = slice(steady.first, steady.last)
     amounts, of = amounts[rows], of[rows]
     has_both = np.isfinite(amounts) & np.isfinite(of) & (amounts > 0) & (of > 0)

@@ -249,7 +249,7 @@ _NEO = {
             {**_LLAMA4, "moe_layers": "all"},
             "moe_layers must be a list of whole numbers from 0; got 'all'",
         ),
-        ({**_MPT, "attn_config": "alibi"}, "attn_config is missing or is no object"),
+        ({**_MPT, "attn_config": "alibi"}, "attn_config is missing or not an object"),
         (
             {**_MPT, "attn_config": {"alibi": "yes"}},
             "attn_config: alibi must be true or false; got 'yes'",
@@ -260,7 +260,7 @@ _NEO = {
         ),
         (
             {**_NEO, "attention_types": [[["global"], 10**9]]},
-            "attention_types must be a list of pairs, kinds of layers and how often they come;"
+            "attention_types must be a list of pairs (a list of layer kinds, the times it repeats);"
             " got [[['global'], 1000000000]]",
         ),
         (
@@ -350,8 +350,8 @@ def test_layers_that_predict_further_are_not_counted_and_it_says_so() -> None:
         ('{"hidden_size": 1' + "0" * 9999 + "}", "is not JSON"),
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[1, 2]", "holds no object of fields"),
-        ('"llama"', "holds no object of fields"),
+        ("[1, 2]", "is not a JSON object"),
+        ('"llama"', "is not a JSON object"),
     ],
     ids=["cut off", "a number without end", "empty", "too deep", "a list", "a word"],
 )
@@ -389,9 +389,9 @@ def _llava(**more: object) -> dict[str, Any]:
 
 def test_a_part_that_is_missing_or_no_object_is_named() -> None:
     assert _line({"model_type": "llava", "text_config": LLAMA, "vision_config": None}) == (
-        "models/x/config.json: vision_config is missing or is no object"
+        "models/x/config.json: vision_config is missing or not an object"
     )
-    assert "text_config is missing or is no object" in _line(_llava(text_config=[1]))
+    assert "text_config is missing or not an object" in _line(_llava(text_config=[1]))
 
 
 def test_what_a_part_leaves_out_is_its_own_default_and_said_once() -> None:
@@ -461,7 +461,7 @@ def test_a_size_that_was_not_said_is_an_assumption() -> None:
 
 
 def test_an_image_size_is_for_models_that_see_and_can_take_it() -> None:
-    with pytest.raises(UsageError, match="sees no images"):
+    with pytest.raises(UsageError, match="takes no images"):
         model_graph(ModelConfig(LLAMA, where="x"), image_size=(224, 224))
     with pytest.raises(UsageError, match="every image is resized to 28 x 28"):
         model_graph(ModelConfig(_llava(), where="x"), image_size=(56, 56))

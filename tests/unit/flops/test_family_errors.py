@@ -28,7 +28,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
         "attention_types lists 2 layers",
     ),
     "OPT of 350M": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false"),
-    "biased experts": ("ernie4_5_moe", {"use_bias": True}, "a mixture with biases"),
+    "biased experts": ("ernie4_5_moe", {"use_bias": True}, "experts with biases"),
     "too many experts": ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more"),
     "experts of a layer": ("hunyuan_v1_moe", {"moe_topk": 99}, "moe_topk is more"),
     "experts by layer": ("hunyuan_v1_moe", {"num_experts": [2]}, "num_experts lists 1 layers"),
@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "both ways": (
         "gemma4_text",
         {"use_bidirectional_attention": "all"},
-        "a Gemma that looks both ways",
+        "a Gemma with bidirectional",
     ),
     "own configurations": ("gemma4_text", {"per_layer_config": {"x": {}}}, "per_layer_config must"),
     "shared keys": (
@@ -67,12 +67,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "no square": ("vit", {"image_size": [224, 128]}, "image_size must be a square"),
     "large patches": ("vit", {"patch_size": 300}, "patch_size is larger"),
-    "layer of a tower": ("llava", {"vision_feature_layer": 99}, "is no layer of a tower"),
+    "layer of a tower": ("llava", {"vision_feature_layer": 99}, "must be layers of a tower"),
     "pinpoints": ("llava_next", {"image_grid_pinpoints": [3]}, "must be a list of pairs"),
-    "small pinpoints": ("llava_next", {"image_grid_pinpoints": [[1, 1]]}, "below one tile"),
+    "small pinpoints": ("llava_next", {"image_grid_pinpoints": [[1, 1]]}, "has sizes below"),
     "tower": ("llava", {"vision_config": {"model_type": "resnet"}}, "vision tower 'resnet'"),
     "text": ("llava", {"text_config": {"model_type": "resnet"}}, "architecture 'resnet'"),
-    "shuffled patches": ("internvl", {"downsample_ratio": 1e-3}, "downsample_ratio 0.001"),
+    "shuffled patches": ("internvl", {"downsample_ratio": 1e-3}, "downsample_ratio is 0.001"),
 }
 
 

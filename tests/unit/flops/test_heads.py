@@ -163,5 +163,5 @@ def test_the_head_of_marian_is_counted() -> None:
 def test_another_class_of_an_encoder_decoder_is_named(name: str) -> None:
     fields = {"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1}
     graph = model_graph(ModelConfig({**fields, "architectures": [name]}, where="x"))
-    line = f"the class {name} is not known: counted as an encoder-decoder that writes"
+    line = f"the class {name} is not known: counted as an encoder-decoder with its own head"
     assert line in graph.assumptions

@@ -347,8 +347,8 @@ def test_a_tied_head_is_held_once_unless_a_pipeline_parts_it() -> None:
         ({"quantize": "nf4"}, "quantised weights can't be trained"),
         ({"dtype": "int4"}, "no precision 'int4'"),
         ({"optimizer": "magic"}, "no optimizer 'magic'"),
-        ({"micro_batches": 3}, "no multiple"),
-        ({"parallel": Parallel(pipeline=9)}, "4 layers can't be 9 stages"),
+        ({"micro_batches": 3}, "must be a multiple"),
+        ({"parallel": Parallel(pipeline=9)}, "4 layers can't be split into 9 pipeline stages"),
         ({"parallel": Parallel(tensor=3)}, "4 attention heads can't be split evenly over 3"),
         ({"parallel": Parallel(tensor=8)}, "4 attention heads can't be split evenly over 8"),
         ({"parallel": Parallel(context=257)}, "256 tokens can't be split over 257"),
@@ -380,7 +380,9 @@ def test_adapters_on_experts_have_no_dropout() -> None:
 def test_fewer_heads_of_keys_than_devices_are_said() -> None:
     grouped = TINY.replace("kv_heads=4", "kv_heads=2")
     found = memory(grouped, parallel=Parallel(tensor=4))
-    assert any("2 heads for 4 tensor-parallel devices" in line for line in found.assumptions)
+    assert any(
+        "2 key-value heads for 4 tensor-parallel devices" in line for line in found.assumptions
+    )
     assert not any("heads for" in line for line in memory(grouped).assumptions)
 
 

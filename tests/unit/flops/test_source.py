@@ -139,8 +139,8 @@ def test_experts_and_a_window_choose_the_family_that_has_them() -> None:
         ("type=olmo2,window=16", "window has no effect in the family olmo2; type=mistral is one"),
         ("type=qwen2,window=1024", "window has no effect in the family qwen2; add use_sliding_w"),
         ("gated=3", "gated must be true or false; got 3"),
-        ("gated=false,window=1024", "gated=false goes with neither experts nor window"),
-        ("type=qwen2,gated=false", "type=qwen2 has a feed-forward of its own; leave out gated"),
+        ("gated=false,window=1024", "gated=false can't be combined with experts or window"),
+        ("type=qwen2,gated=false", "gated does not go with type=qwen2, which"),
         ("type=lama", "the architecture 'lama' is not known (is it llama?); leave type out"),
     ],
 )

@@ -66,7 +66,7 @@ def test_an_arm_core_is_known_by_its_part_or_not_at_all() -> None:
 
 
 def test_a_cpu_that_says_nothing_has_no_peak() -> None:
-    with pytest.raises(NotMeasurable, match="names no processor"):
+    with pytest.raises(NotMeasurable, match="lists no processor"):
         cpu_peak_of("")
     with pytest.raises(NotMeasurable, match="vector width"):
         cpu_peak_of(cpuinfo((0, 0), flags="fpu sse2"))

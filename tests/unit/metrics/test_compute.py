@@ -165,7 +165,7 @@ def test_a_spread_of_little_shows_its_digits() -> None:
 
 
 def test_hfu_is_as_good_as_what_is_known_of_recomputation() -> None:
-    said = "no recomputation of activations; --checkpointing says otherwise"
+    said = "no recomputation of activations; if there is, pass --checkpointing"
     once = replace(EXACT, hardware_per_step=2e12)
     assumed = reading(compute_results([replace(once, assumptions=(said,))], RATE, PEAK), HFU)
     assert assumed.basis == "assumed"

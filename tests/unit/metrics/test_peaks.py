@@ -25,7 +25,7 @@ def test_a_shared_name_has_the_peak_all_agree_on_and_names_them() -> None:
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
-        ("H100", "'H100' is the name of several devices, and their figures differ; name one of"),
+        ("H100", "'H100' is the name of several devices with different peaks; name one of"),
         ("4090", "no row of the hardware table is named '4090'"),
         ("b300", "NVIDIA B300 (HGX) has no int8 rate in the hardware table"),
     ],

@@ -52,7 +52,7 @@ def test_a_low_mfu_is_explained_by_peak_convention_replicas_and_pipeline() -> No
     what = replace(job(4096), replicas=4, pipeline_stages=4, micro_batches=12)
     texts = mfu_texts(2.1, what)
     assert any("32 cores of trn1 (1 x 32)" in text for text in texts)
-    assert any("neuron counts most and says 15.48 %" in text for text in texts)
+    assert any("neuron counts the most FLOPs and gives 15.48 %" in text for text in texts)
     assert any("one of the 4 replicas, MFU is 54.61 %" in text for text in texts)
     assert any("idle 20 % of the time" in text for text in texts)  # 3 / (12 + 3)
 

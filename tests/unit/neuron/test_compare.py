@@ -184,7 +184,7 @@ def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two or more earlier outputs; got 1"):
         read_outputs([str(path)])
     other = str(tmp_path / "b.json")
-    with pytest.raises(FormatError, match="no output of erg analyze"):
+    with pytest.raises(FormatError, match="not an output of erg analyze"):
         read_outputs([str(path), other])
     path.write_text("{")
     with pytest.raises(FormatError, match="can't be read as JSON"):

@@ -47,7 +47,7 @@ def test_where_no_instance_is_published_nothing_is_assumed() -> None:
 def test_more_devices_than_an_instance_has_are_refused() -> None:
     with pytest.raises(UsageError, match=r"64 devices .* more than the 32 cores of trn1.32xlarge"):
         of("trn1", devices=64)
-    with pytest.raises(UsageError, match="trn1 knows --lnc 1 alone"):
+    with pytest.raises(UsageError, match="trn1 supports --lnc 1 only"):
         of("trn1", devices=16, lnc=2)
 
 

@@ -89,7 +89,7 @@ def test_hardware_that_it_does_not_know_has_no_mfu_of_its(tmp_path: Path) -> Non
     found = document(analyze(request, lambda *_: None))
     assert found["original_count"]["mfu_percent"] is None
     assert found["original_count"]["tflop_per_sequence"] == pytest.approx(224.04, abs=5e-3)
-    assert "of trn1 and trn2 alone" in found["missing"]["original_count.mfu_percent"]
+    assert "of trn1 and trn2 only" in found["missing"]["original_count.mfu_percent"]
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def analyze(
         (("--config", str(MODEL)), 1, "is a model's config.json; is it meant for --model-config?"),
         (("--model-config", str(YAML)), 1, "is the training's YAML; is it meant for --config?"),
         (("--model-config", __file__), 1, "--model-config "),
-        (("--log-file", "."), 2, "--log-file .: is no file"),
+        (("--log-file", "."), 2, "--log-file .: is a directory"),
         (("--modules-from-log",), 2, "--modules-from-log needs --log-file"),
         (("--compat", "--hw-backend", "trn3"), 2, "--compat knows --hw-backend trn1 and trn2"),
         (("--compat", "--convention", "exact"), 2, "the original, which has no --convention"),
         (("--compat", "--module", "MODULE_1"), 2, "--module, --since or --until; leave it out"),
-        (("--compat", "--log-file", "."), 2, "--log-file .: is no file"),
+        (("--compat", "--log-file", "."), 2, "--log-file .: is a directory"),
         (("--compat", "--log-file", "-"), 2, "--log-file -: is no file"),
         (("--compat", "--model-config", "layers=2,hidden=8,heads=2"), 2, "--compat takes a config"),
         (("--compat", "--log-file", "none.log"), 1, "--log-file none.log: no such file"),
@@ -114,7 +114,7 @@ def test_a_model_that_is_not_in_the_local_cache_is_misuse(
     for mode in ((), ("--compat",)):
         code, err = analyze("--model-config", "meta-llama/Llama-3.1-8B", *mode)
         assert code == 2
-        assert "meta-llama/Llama-3.1-8B: no such file, and no config.json of it in the" in err
+        assert "meta-llama/Llama-3.1-8B: no such file, and its config.json is not in the" in err
         assert err.count("\n") == 1
 
 

@@ -69,7 +69,7 @@ def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"a: [1", "is not YAML"), (b"- 1\n", "holds no keys"), (b"\xff\xfe\x00", "can't be read")],
+    [(b"a: [1", "is not YAML"), (b"- 1\n", "has no keys"), (b"\xff\xfe\x00", "can't be read")],
 )
 def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "job.yaml"

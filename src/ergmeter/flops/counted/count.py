@@ -1,9 +1,9 @@
-"""Counts the FLOPs of a model's step by running it once, on tensors that have shapes and no memory.
+"""Counts the FLOPs of a model's step by running a copy once, on tensors without memory.
 
 `count` takes a model as it is in the training script: live, compiled or quantized. It runs a
-weightless copy of it (`skeleton`) under `Counter`. The model's own step is never run, and nothing
-moves between devices. The count is exact for what the copy computes, with all pairs of attention;
-operators that can't be counted are named.
+weightless copy of it (`skeleton`) under `Counter`. The model itself is never run, and no data moves
+between devices. The count is exact for what the copy computes, with all attention pairs. Operators
+that can't be counted are named.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # Never use it around a compiled training step: a dispatch mode at the first call of a compiled
 # model leaves the model uncompiled for good, without a message.
 
-# What tensors say about themselves: asked of the tensor, never of a mode.
+# Queries of a tensor's shape and layout: not dispatched, the tensor answers them itself.
 _ABOUT = frozenset(
     {"size", "sym_size", "stride", "sym_stride", "numel", "sym_numel", "dim", "storage_offset"}
     | {"sym_storage_offset", "is_contiguous", "sym_is_contiguous", "is_strides_like_format"}
@@ -62,7 +62,7 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered. For tensors of one's own: a model in training is `count`'s."""
+    """Context manager that counts the FLOPs of torch operators. For a live model use `count`."""
 
     supports_higher_order_operators = True
 
@@ -71,9 +71,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rows: dict[tuple[str, str], list[int]] = {}
         self._unknown: Counts[str] = Counts()
         self._stack: list[str] = [""]
-        self._from: list[int] = []  # the autograd number from which on ...
-        self._owner: list[str] = []  # ... what is recorded belongs to this module
-        self._masks: dict[str, Attention] = {}  # of modules that say they are causal
+        self._from: list[int] = []  # autograd sequence numbers at which the module changes
+        self._owner: list[str] = []  # the module from each of these numbers on
+        self._masks: dict[str, Attention] = {}  # of modules with is_causal = True
         self._spared = [0, 0, 0]
         self._handles: list[Any] = []
 
@@ -82,13 +82,13 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def counted(self) -> CountedStep:
-        """The totals counted so far."""
+        """Return the totals counted so far."""
         rows = {key: PartFlops(*costs) for key, costs in self._rows.items()}
         spared = PartFlops(*self._spared)
         return CountedStep(rows, calls_not_counted=dict(self._unknown), spared=spared)
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
+        """Count by module of `model`. It adds hooks to the modules, so pass a copy."""
         apart = {type(module) for module in model.modules() if "sliding_window" in vars(module)}
         for name, module in model.named_modules():
             self._handles += [
@@ -96,13 +96,13 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 module.register_forward_hook(self._leaving, always_call=True),
             ]
             if getattr(module, "is_causal", False) is True:
-                # As transformers has it: where layers differ, those with a window say so.
+                # transformers: if layers differ, sliding_window is a field of the module.
                 says = module if type(module) in apart else getattr(module, "config", None)
                 window = getattr(says, "sliding_window", None)
                 self._masks[name] = _mask(window if isinstance(window, int) else None)
 
     def unfollow(self) -> None:
-        """Take the hooks off again."""
+        """Remove the hooks that `follow` added."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -129,7 +129,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run an operator, and add what it cost."""
+        """Run an operator and add its FLOPs."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked twice for each gradient
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -176,7 +176,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._spared[direction] += self._masked(work.needed, work.meeting, module)
 
     def _masked(self, needed: int, met: AttentionShape, module: str) -> int:
-        """FLOPs of pairs that a causal mask removes."""
+        """Return the FLOPs of the pairs that a causal mask hides."""
         mask = self._masks.get(module, _mask() if met.is_causal else None)
         if mask is None or met.queries != met.keys:
             return 0
@@ -195,7 +195,7 @@ def _mask(window: int | None = None) -> Attention:
 
 @lru_cache(maxsize=4096)
 def _kind(func: Any) -> tuple[str | None, bool, bool]:  # noqa: ANN401
-    """An operator's name, whether it has a rule, and whether it is to be taken apart first."""
+    """Return an operator's name, whether it has a rule, and whether to decompose it first."""
     if isinstance(func, HigherOrderOperator):
         higher: str = func._name
         return higher, higher in RULES, False
@@ -221,7 +221,7 @@ def _grouped_result(
     bias: torch.Tensor | None = None,  # noqa: ARG001
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The result of `grouped_mm` by shape: torch's own stand-in refuses all types but bfloat16."""
+    """Return an empty result of `grouped_mm`: torch's fake version accepts bfloat16 only."""
     shape = [left.shape[-2], right.shape[-1]]
     if left.dim() == right.dim():
         shape.insert(0, left.shape[0] if left.dim() == 3 else offs.shape[0])  # type: ignore[union-attr]
@@ -229,7 +229,7 @@ def _grouped_result(
 
 
 def _call_text(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: ANN401
-    """An operator's name; of a Triton kernel its own, which the wrapper's arguments hold."""
+    """Return an operator's name; for a Triton kernel, the kernel's own name."""
     if "kernel_idx" not in kwargs:
         return name
     table = torch._higher_order_ops.triton_kernel_wrap.kernel_side_table
@@ -240,13 +240,13 @@ def _call_text(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: AN
 
 __all__ = ["CountedStep", "Counter", "count"]
 
-# What a model that can't be run this way may raise: everything that is not the machine's fault.
+# Errors of a model that can't run without values. Others, such as MemoryError, are not caught.
 RAISED = (
     *(RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError),
     *(ImportError, ArithmeticError),
 )
-_CURE = "pass inputs= it accepts, or count it from its configuration"
-_torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what we raise
+_CURE = "pass inputs= that it accepts, or count it from its configuration"
+_torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # also prints errors that we raise
 
 
 def count(
@@ -259,15 +259,15 @@ def count(
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> CountedStep:
-    """The FLOPs of one step of `model`: forward, and with `train` the gradients of what is trained.
+    """Count the FLOPs of one step of `model`: forward and, with `train`, backward.
 
-    A text model is given `batch_size` rows of `seq_len` tokens, an encoder-decoder `source_len`
-    on its encoder's side (as many by default). Any other model is given `inputs`, of which only
-    the shapes matter: by name, or in order. `loss` makes a number of what the model returns, for a
-    model that returns neither loss nor logits nor a tensor.
+    A text model gets `batch_size` rows of `seq_len` tokens; an encoder-decoder's encoder gets
+    `source_len` tokens (default: `seq_len`). For other models pass `inputs`, by name or in order;
+    only their shapes matter. `loss` computes a scalar from the model's output; it is needed if the
+    output has no loss, logits or tensors.
 
-    The model, its hooks, gradients, generators and compiled code are left as they are.
-    NotMeasurable where it can't be run without values: it decides by them, or a kernel insists.
+    The model, its hooks, gradients, generators and compiled code are not changed.
+    Raises NotMeasurable if the model or a kernel needs the values of tensors to run.
     """
 
     data = dumps(model, modules=[model])
@@ -298,7 +298,7 @@ def run_once(
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> CountedStep:
-    """The FLOPs of one step of the model that `build` makes, with its arguments."""
+    """Count one step of the model that `build` returns, with the arguments that it returns."""
     try:
         with isolated():
             model, args, kwargs = build()
@@ -307,7 +307,7 @@ def run_once(
             params, trained = _sizes(model)
             if train and not trained:
                 raise UsageError("no parameter of the model is trained; pass train=False")
-            if not train:  # a forward pass that could be walked back: no fused short cuts
+            if not train:  # with gradients torch does not use fused inference kernels
                 for parameter in model.parameters():
                     parameter.requires_grad_(parameter.is_floating_point())
             counted, is_back = counted_call(
@@ -329,7 +329,7 @@ def counted_call(
     *,
     loss: Callable[[Any], torch.Tensor | None] | None,
 ) -> tuple[CountedStep, bool]:
-    """The count of a forward pass and, where `loss` makes a number of its result, a backward pass.
+    """Count a forward pass and, if `loss` returns a scalar of its result, the backward pass.
 
     Also returns whether there was a backward pass.
     """
@@ -348,7 +348,7 @@ def counted_call(
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """A context without the caller's modes; changes made in it are undone."""
+    """Run a block on fake tensors, without the caller's torch modes; global state is restored."""
     depth, generator = torch._C._len_torch_dispatch_stack(), torch.get_rng_state()
     try:
         with ExitStack() as stack:
@@ -360,7 +360,7 @@ def isolated() -> Iterator[None]:
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-                # A compiled function in a model would be given up for good under a dispatch mode.
+                # Under a dispatch mode torch would permanently skip a model's compiled functions.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.device("cpu"))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -377,7 +377,10 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
 
 
 def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
-    """The number to walk back from; what it is made of costs no product. None: there is none."""
+    """Return a scalar of a model's output to call backward() on; None if it has no gradient.
+
+    It is a sum, so it adds no matrix products.
+    """
     for name in ("loss", "logits", "last_hidden_state"):
         value = result.get(name) if hasattr(result, "get") else getattr(result, name, None)
         if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -388,13 +391,13 @@ def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
 
 
 def why_not_run(error: BaseException, *, cure: str = _CURE) -> str:
-    """The reason why a model can't be counted without values, and what to do."""
+    """Return a message: why a model can't be run without values, and what to do."""
     message = str(error).strip().partition("\n")[0][:200]
     kind = type(error).__name__
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return (
-            f"the model decides by the values of its tensors ({message}), which a count without"
-            f" values does not have; {cure}"
+            f"the model branches on the values of its tensors ({message}), and the count runs"
+            f" without values; {cure}"
         )
     return f"the model can't be run without its weights: {kind}: {message}; {cure}"
 
@@ -405,7 +408,7 @@ def why_not_run(error: BaseException, *, cure: str = _CURE) -> str:
 def text_inputs(
     model: nn.Module, batch_size: int | None, seq_len: int | None, source_len: int | None = None
 ) -> dict[str, Any]:
-    """Tokens of this shape under the names that the model's forward takes them by."""
+    """Return token inputs of this shape, under the argument names of the model's forward."""
     name = _taking_tokens(model)
     rows, length = positive("batch_size", batch_size), positive("seq_len", seq_len)
     target = torch.zeros(rows, length, dtype=torch.long)
@@ -416,7 +419,7 @@ def text_inputs(
 
 
 def _taking_tokens(model: nn.Module) -> str:
-    """The name of the argument that takes a batch of tokens: input_ids, or the only one needed."""
+    """Return the name of the token argument: input_ids, or the only required argument."""
     accepted = inspect.signature(model.forward).parameters
     passes_on = any(kind.kind is kind.VAR_KEYWORD for kind in accepted.values())
     if "input_ids" in accepted or (passes_on and hasattr(model, "config")):
@@ -430,7 +433,7 @@ def _taking_tokens(model: nn.Module) -> str:
     reads = any("Embedding" in kind.__name__ for m in model.modules() for kind in type(m).__mro__)
     if len(needed) != 1 or not reads:
         raise UsageError(
-            f"{type(model).__name__} takes no input_ids, nor one batch of tokens alone"
-            f" ({', '.join(needed) or 'nothing'}); pass inputs= it accepts"
+            f"{type(model).__name__} takes neither input_ids nor a batch of tokens as its only"
+            f" argument (it needs {', '.join(needed) or 'none'}); pass inputs= that it accepts"
         )
     return needed[0]

@@ -1,13 +1,13 @@
-"""Counts a recorded step in a separate Python process, and puts the step's FLOPs together.
+"""Counts a recorded step in a separate Python process, and adds up the step's FLOPs.
 
-The request is a folder with `request.json` and the modules without weights. `start` runs a fresh
+The request is a folder with `request.json` and the modules without weights. `start` runs a new
 interpreter on it, at the lowest priority, with no GPU visible and without ergmeter's hook. That
-process runs `step_calls.main` and writes `result.json` beside the request. It is not a child of
-the program, so a program that waits for its own children does not wait for it. Nothing of torch is
-imported here.
+process runs `step_calls.main` and writes `result.json` into the same folder. It is not a child of
+the program, so a program that waits for its children does not wait for it. This module does not
+import torch.
 
-The record of a step is plain data. The program can finish the count, or the recorder around it
-after the program has ended.
+The record of a step is plain data, so the program can finish the count, or `erg record` can after
+the program has ended.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ _ALIKE_FRAC = 0.01
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A recorded call before it is counted."""
+    """A call of a module in the recorded step, without its FLOPs."""
 
-    module: str  # its class
-    part: str  # model, other models
+    module: str  # the module's class name
+    part: str  # MODEL (trained) or OTHER
     times: int = 1
     graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
-    is_loss: bool = False  # that is given labels
+    is_loss: bool = False  # the module computes a loss: it was given labels
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as it was recorded, without the FLOPs of its calls."""
+    """One recorded step: its calls without their FLOPs, and its tokens."""
 
     groups: tuple[tuple[RecordedCall, ...], ...] = ()  # calls to be counted, by module
-    tokens: int | None = None  # of the step, as its integration counts them
+    tokens: int | None = None  # of the step, as the integration counts them
     samples: int | None = None
-    length: float = 0.0  # of a sequence, on the average of tokens
+    length: float = 0.0  # sequence length, averaged over tokens
     outside_forward: float = 0.0  # products outside of modules
     outside_backward: float = 0.0
     not_counted: tuple[str, ...] = ()  # products of the trained models that could not be counted
     assumptions: tuple[str, ...] = ()
-    analytic: tuple[Flops, ...] = ()  # of the largest model, where its configuration is known
-    is_head_on_labels: bool = False  # in that count: the head is applied to labelled positions
-    positions: float | None = None  # that it was called with in the step, where that is known
+    analytic: tuple[Flops, ...] = ()  # of the largest model, if its configuration is readable
+    is_head_on_labels: bool = False  # in `analytic` the head is applied to labelled positions only
+    positions: float | None = None  # token positions that the largest model computed, if known
     generated: dict[str, int] = field(default_factory=dict)  # positions with a cache, by class
     parameters: int | None = None
     dtype: str | None = None
-    reason: str = ""  # why it was not counted from a configuration
+    reason: str = ""  # why `analytic` is empty
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> StepRecord:
-        """The record from its fields as they are stored beside a request."""
+        """Return the record from the fields in a request.json."""
         groups = tuple(tuple(RecordedCall(**c) for c in group) for group in stored["groups"])
         analytic = tuple(Flops.from_json(entry) for entry in stored["analytic"])
         texts = {name: tuple(stored[name]) for name in ("not_counted", "assumptions")}
@@ -81,19 +81,19 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Sequences as they were in all steps; attention costs by the average."""
+    """Average sequence length and labelled share over all steps, to correct one step's count."""
 
     length: float = 0.0
     is_padded: bool = False
-    # Labelled positions of a token, by those of the recorded step: what only they need costs so.
+    # Labelled positions per token, relative to the recorded step. It scales the loss's FLOPs.
     labelled_ratio: float = 1.0
-    labelled_frac: float = 0.0  # of all real tokens; 0: unknown, or no part of the count goes by it
+    labelled_frac: float = 0.0  # of all real tokens; 0: unknown, or the count does not depend on it
 
 
 def step_flops(
     record: StepRecord, counts: Sequence[Sequence[CallFlops]], lengths: Lengths | None = None
 ) -> tuple[Flops, ...]:
-    """The FLOPs of a step under each convention. NotMeasurable says why there are none."""
+    """Return the FLOPs of a step under each convention; NotMeasurable if nothing was counted."""
     lengths = lengths or Lengths()
     record = _with_all_labels(record, lengths.labelled_ratio)
     pairs = [
@@ -114,7 +114,7 @@ def step_flops(
 
 
 def _with_all_labels(record: StepRecord, ratio: float) -> StepRecord:
-    """The recorded step as if it had the labelled positions of an average one."""
+    """Return the record with the FLOPs on labelled positions scaled to an average step."""
     if ratio == 1.0:
         return record
     groups = tuple(
@@ -140,7 +140,7 @@ def _scaled(call: RecordedCall, ratio: float) -> RecordedCall:
 
 def _nothing_seen(record: StepRecord) -> str:
     if record.not_counted:
-        return f"what the step multiplies can't be counted: {', '.join(record.not_counted)}"
+        return f"the step's matrix products can't be counted: {', '.join(record.not_counted)}"
     return "no call of a module with gradients was seen in the step that was recorded"
 
 
@@ -148,9 +148,9 @@ _Counted = list[tuple["RecordedCall", "CallFlops"]]
 
 
 def _by_graph(call: RecordedCall, error: str) -> CallFlops:
-    """A call that can't be run without its data, as it was in the recorded step."""
+    """Return the FLOPs of a call from the recorded step's autograd graph, and say why."""
     forward, backward = call.graph_flops or (0.0, 0.0)
-    why = error.partition(";")[0]  # without what to do about it
+    why = error.partition(";")[0]  # without the advice
     assumption = f"given: the products of {call.module} in one step's autograd graph ({why})"
     return CallFlops(forward, backward, assumptions=(assumption,))
 
@@ -180,9 +180,9 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
 
 
 def _sums(record: StepRecord, trained: _Counted) -> tuple[float, float, float, float]:
-    """FLOPs of a step, forward, backward and recomputed, and of them those of pairs.
+    """Return a step's FLOPs: forward, backward, recomputed; and those of attention pairs in them.
 
-    A call that could not be counted has none.
+    A call that could not be counted adds nothing.
     """
     forward = sum(c.times * flops.forward for c, flops in trained) + record.outside_forward
     backward = sum(c.times * flops.backward for c, flops in trained) + record.outside_backward
@@ -192,7 +192,7 @@ def _sums(record: StepRecord, trained: _Counted) -> tuple[float, float, float, f
 
 
 def _pair_notes(trained: _Counted) -> tuple[str, ...]:
-    """Notes on which pairs of attention are in the count; none where there is no attention."""
+    """Return a note on which attention pairs are counted; none if there is no attention."""
     if any(flops.pairs_masked for _, flops in trained):
         return (f"{_ATTENTION}{_MASKED}",)
     has_pairs = any(flops.pairs_forward for _, flops in trained)
@@ -200,7 +200,7 @@ def _pair_notes(trained: _Counted) -> tuple[str, ...]:
 
 
 def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _Counted) -> Flops:
-    """A count from a configuration, with what the step computes beside that model's forward."""
+    """Return an analytic count plus the FLOPs that the step computes outside that model."""
     forward, backward, again, _ = _sums(record, trained)
     extra = forward + backward
     scale, calls = 1.0, 1.0
@@ -245,7 +245,7 @@ def _count_notes(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
     own = [line for _, flops in trained for line in flops.assumptions]
     assumptions = [*record.assumptions, *own]
     if record.outside_forward and not record.analytic and not trained:
-        assumptions.append("all products are outside of modules, as the autograd graph has them")
+        assumptions.append("all products are outside of modules: counted from the autograd graph")
     return tuple(dict.fromkeys(assumptions))
 
 
@@ -260,7 +260,7 @@ def _not_counted(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
 
 REQUEST, RESULT, STARTED, FAILED = "request.json", "result.json", "started", "failed"
 LENGTHS = "lengths.json"
-GROUP = "group"  # of processes that count it
+GROUP = "group"  # file with the process group of the counting process
 _LEFT_OUT = ("ERGMETER_", "PYTHON", "LD_PRELOAD", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 _NOT_ITS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 _SET = {
@@ -272,12 +272,12 @@ _SET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Before anything is imported: it gives way to every other process on the machine.
+# First of all, the counting process gives way to every other process on the machine.
 _LAST = (
     "import os; os.nice(19); hasattr(os, 'SCHED_IDLE') and"
     " os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 )
-# This ergmeter, also where another one is installed in the program's Python.
+# Imports this ergmeter, even if the program's Python has another one installed.
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[2]); import ergmeter; del sys.path[0];"
     " sys.path += [p for p in sys.argv[3:] if p not in sys.path];"
@@ -288,19 +288,19 @@ _OWN = str(Path(__file__).parents[3])
 
 @dataclass(frozen=True)
 class CountRequest:
-    """Calls to be counted, as bytes: those of one module together."""
+    """Serialised calls to be counted, without weights or data."""
 
-    groups: tuple[bytes, ...]
+    groups: tuple[bytes, ...]  # by module
     errors: dict[int, str] = field(default_factory=dict)  # of groups that can't be serialised
     sizes: tuple[int, ...] = ()  # calls in each group
     path: tuple[str, ...] = ()  # where installed packages are
 
 
-FOLDER = ".flops"  # in a run directory, while something is to be counted
+FOLDER = ".flops"  # in a run directory, while a count is pending
 
 
 def write(request: CountRequest, record: StepRecord, folder: Path) -> None:
-    """Put a request into this folder, which appears complete or not at all."""
+    """Write a request to `folder`, which appears complete or not at all."""
     staging = folder.with_name(f".{folder.name}")
     staging.mkdir(parents=True)
     for number, data in enumerate(request.groups):
@@ -312,22 +312,22 @@ def write(request: CountRequest, record: StepRecord, folder: Path) -> None:
 
 
 def folder_for(run: Path, writer: str, number: int) -> Path:
-    """The folder for a run writer's request."""
+    """Return the folder for a writer's request in a run directory."""
     return run / FOLDER / f"{writer}-{number:x}"
 
 
 def writer_of(folder: Path) -> str:
-    """The writer that put a request here."""
+    """Return the name of the writer that made this request folder."""
     return folder.name.rpartition("-")[0]
 
 
 def write_lengths(folder: Path, lengths: Lengths) -> None:
-    """The lengths of all steps, which are known at the end of a training."""
+    """Store the average lengths of all steps, which are known at the end of a training."""
     (folder / LENGTHS).write_text(json.dumps(asdict(lengths)))
 
 
 def lengths_of(folder: Path) -> Lengths:
-    """The lengths that `write_lengths` wrote."""
+    """Return the lengths that `write_lengths` stored, or the defaults."""
     try:
         return Lengths(**json.loads((folder / LENGTHS).read_text()))
     except FileNotFoundError:
@@ -335,24 +335,25 @@ def lengths_of(folder: Path) -> Lengths:
 
 
 def is_pending(folder: Path) -> bool:
-    """True if there is a request here whose count has not begun."""
+    """True if the folder has a request and no process has started to count it."""
     return (folder / REQUEST).is_file() and not (folder / STARTED).exists()
 
 
 def start(folder: Path, *, is_urgent: bool = False) -> None:
-    """Begin to count what lies in this folder. Returns at once; OSError where it can't begin.
+    """Start a process that counts the request in this folder; return at once.
 
-    At the lowest priority, unless it is urgent: on a busy machine that may take for ever.
+    It runs at the lowest priority unless `is_urgent`: on a busy machine that may never finish.
+    Raises OSError if the process can't start.
     """
     folder = folder.absolute()  # the counter has another working directory
     about = json.loads((folder / REQUEST).read_text())
     (folder / STARTED).touch()
     python = about["python"]
     if not python:
-        raise OSError("the program's Python has no path to start another one by")
+        raise OSError("the program's Python does not know its own path (sys.executable is empty)")
     code = _CODE if is_urgent else f"{_LAST}; {_CODE}"
     command = [python, "-I", "-W", "ignore", "-c", code, str(folder), _OWN, *about["path"]]
-    # By a shell that is gone at once: the interpreter is then the init process's child.
+    # A shell starts it and exits, so the interpreter becomes a child of the init process.
     line = f'echo $$ >"$0/{GROUP}"; {{ "$@" >"$0/log" 2>&1 </dev/null || touch "$0/{FAILED}"; }} &'
     subprocess.run(
         ["/bin/sh", "-c", line, str(folder), *command],
@@ -365,27 +366,27 @@ def start(folder: Path, *, is_urgent: bool = False) -> None:
 
 
 def hurry(folder: Path) -> None:
-    """The training is over, so begin again at the priority of any program."""
+    """Restart the count at normal priority: the training is over."""
     stop(folder)
     (folder / FAILED).unlink(missing_ok=True)
     start(folder, is_urgent=True)
 
 
 def stop(folder: Path) -> None:
-    """End the process that counts here, if there is one."""
+    """Kill the process that counts this request, if there is one."""
     with suppress(OSError, ValueError):
         os.killpg(int((folder / GROUP).read_text()), signal.SIGKILL)
 
 
 def fail(folder: Path, error: Exception) -> None:
-    """Counting could not begin: each call gives this as the reason."""
+    """Record that counting could not start: `result` then returns this error for each call."""
     with suppress(OSError):
         (folder / "log").write_text(f"{type(error).__name__}: {error}")
         (folder / FAILED).touch()
 
 
 def result(folder: Path) -> list[list[CallFlops]] | None:
-    """The counts; None until they are there. If the counter broke, each call has the error."""
+    """Return the counts, None while pending; if the process failed, each call has the error."""
     try:
         stored = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
@@ -401,12 +402,12 @@ def _broken(folder: Path) -> list[list[CallFlops]]:
 
 
 def record_of(folder: Path) -> StepRecord:
-    """The step that a request is of."""
+    """Return the recorded step of a request."""
     return StepRecord.from_json(json.loads((folder / REQUEST).read_text())["record"])
 
 
 def digest(folder: Path) -> str:
-    """The same for requests that are counted alike: those of ranks of one training."""
+    """Return a hash of a request's modules, equal for ranks with the same request."""
     sha = hashlib.sha256()
     for path in sorted(folder.glob("*.pickle")):
         sha.update(path.read_bytes())
@@ -418,14 +419,14 @@ def _tuples(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(folder: Path) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-    """A request and its modules."""
+    """Return the fields of a request and its serialised modules."""
     about = json.loads((folder / REQUEST).read_text())
     numbers = range(len(about["sizes"]))
     return about, tuple((folder / f"{number}.pickle").read_bytes() for number in numbers)
 
 
 def answer(folder: Path, counted: Sequence[Sequence[CallFlops]]) -> None:
-    """Write what was counted."""
+    """Write the counts to the request's folder."""
     write_text(
         folder / RESULT, json.dumps([[asdict(flops) for flops in group] for group in counted])
     )

@@ -1,7 +1,7 @@
-"""How a step is run, as far as memory is concerned: precision, kernels, devices, optimizer.
+"""Choices of a training setup that change memory: precision, kernels, devices, optimizer.
 
 Nothing here is measured, and each choice changes the estimate. So each has a name and the default
-of some program, and all of them are listed beside the estimate.
+of a common program, and all choices are listed beside the estimate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 # Optimizers and quantisation: bytes per parameter.
 #
 # torch's AdamW stores its two moments in the parameter's own type: 4 bytes a parameter for a model
-# in bf16. bitsandbytes' stores them in 32 bits, or in 8 with a scale for each 256. With a master
-# copy it is 12. A 4-bit weight takes more than half a byte: it has scales.
+# in bf16. bitsandbytes stores them in 32 bits, or in 8 with a scale per 256 elements. With a 32-bit
+# master copy the optimizer needs 12 bytes. A 4-bit weight takes more than half a byte: it has
+# scales.
 
 FP32 = 4  # bytes
 _BLOCK_8BIT = 256  # bitsandbytes' block of an 8-bit state, each with a scale in 32 bits
-_LEAST_8BIT = 4096  # below this many numbers it keeps 32 bits (min_8bit_size)
+_LEAST_8BIT = 4096  # smaller tensors keep 32-bit states (bitsandbytes' min_8bit_size)
 
 
 # Temporaries of torch's AdamW (torch/optim/adam.py). foreach: the square roots of all second
@@ -42,9 +43,9 @@ class Optimizer:
     """Bytes that an optimizer stores for one tensor of parameters."""
 
     name: str
-    moments: Callable[[Node, float], float]  # (node, bytes of a number) -> bytes
+    moments: Callable[[Node, float], float]  # (node, bytes per element) -> bytes
     says: str
-    is_paged: bool = False  # in unified memory, which leaves the device when it is short
+    is_paged: bool = False  # in unified memory, which moves to the host when the GPU is full
     scratch: Scratch = "none"
 
 
@@ -61,14 +62,14 @@ def _two_in_8_bits(node: Node, _size: float) -> float:
 
 
 def _factored(node: Node, _size: float) -> float:
-    """A row and a column of the second moment for each matrix (arXiv 1804.04235), no first."""
+    """Adafactor (arXiv 1804.04235): a row and a column per matrix as second moment, no first."""
     if isinstance(node.work, Linear):
         return (node.work.inputs + node.work.outputs) * node.work.copies * FP32
     return node.params * FP32 if node.role == "" else node.params**0.5 * 2 * FP32
 
 
 def _orthogonal(node: Node, size: float) -> float:
-    """Momentum for matrices inside layers; AdamW's two moments for the rest."""
+    """Muon: one momentum for matrices inside layers; AdamW's two moments for the rest."""
     is_matrix = isinstance(node.work, Linear) and node.role == ""
     return node.params * size * (1 if is_matrix else 2)
 
@@ -109,7 +110,7 @@ OPTIMIZERS = {
 }
 
 
-QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
+QUANTISED = ("nf4", "nf4-double", "int8")  # bitsandbytes' types for the frozen base of an adapter
 
 
 # Precision, kernels, devices.
@@ -117,17 +118,17 @@ QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of a number, by what it is."""
+    """Bytes per element of weights, products, activations between layers and master weights."""
 
     name: str
     weight: int
-    compute: int  # what matrices are multiplied in
-    stream: int  # what flows between layers
+    compute: int  # matrix products
+    stream: int  # activations between layers
     master: int = 0  # a second copy of trained weights, which the optimizer keeps
 
     @property
     def is_autocast(self) -> bool:
-        """True if weights are cast for each product."""
+        """True if weights are cast to another type for each product."""
         return self.weight != self.compute
 
 
@@ -145,7 +146,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernels, where they change what is saved. The defaults are transformers'."""
+    """Kernels that change what autograd saves. The defaults are those of transformers."""
 
     attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     norm: Literal["eager", "fused"] = "eager"
@@ -153,8 +154,8 @@ class Kernels:
     loss: Literal["logits", "fused"] = "logits"
     adapter_bytes: int = FP32  # PEFT's autocast_adapter_dtype, on unless it is turned off
     has_adapter_dropout: bool = False
-    # The model copies keys and values into a cache: `config.use_cache`, on in a loop of one's own
-    # unless it is turned off, off in transformers' Trainer and under checkpointing.
+    # The model copies keys and values into a cache: `config.use_cache`. It is on by default in a
+    # custom training loop, off in transformers' Trainer and under checkpointing.
     has_cache: bool = False
 
 
@@ -163,7 +164,7 @@ _SPLITS = ("data", "tensor", "pipeline", "context")
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """The numbers of devices that share a model and its batch, by kind of parallelism."""
+    """The number of devices of each kind of parallelism, and the stage of ZeRO."""
 
     data: int = 1
     tensor: int = 1
@@ -175,29 +176,29 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in _SPLITS:
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} parallelism is over 1 device or more")
+                raise UsageError(f"{name} parallelism must be over 1 device or more")
         if self.zero not in range(4):
             raise UsageError(f"ZeRO has the stages 0 to 3; got {self.zero}")
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """The total number of devices."""
         return self.data * self.tensor * self.pipeline * self.context
 
     def sharded(self, stage: int) -> int:
-        """Devices that share what is sharded from this stage of ZeRO on."""
+        """Return the number of devices over which ZeRO shards what it shards from `stage` on."""
         return self.data * self.context if self.zero >= stage else 1
 
 
-# How long a program holds what the model returned, the logits first of all. Freed: before the
-# backward pass. Until the step: through the backward pass. Until the next: also through the
-# optimizer's step and the next forward pass, which is what `output = model(...)` in a loop does.
+# How long a program keeps the model's output (mainly the logits) in memory. freed: until before the
+# backward pass. until-step: through the backward pass. until-next: also through the optimizer's
+# step and the next forward pass, as `output = model(...)` in a loop does.
 Output = Literal["freed", "until-step", "until-next"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a step is run, as far as memory is concerned. Defaults: transformers' Trainer."""
+    """The choices of a training setup that change memory. Defaults: transformers' Trainer."""
 
     dtype: str = "bf16"
     optimizer: str = "adamw-fused"
@@ -219,12 +220,12 @@ class Setup:
 
     @property
     def precision(self) -> Precision:
-        """Bytes of a number, by what it is."""
+        """The `Precision` that `dtype` names."""
         return PRECISIONS[self.dtype]
 
 
 def check_sizes(graph: Graph, batch: Batch, setup: Setup) -> None:
-    """UsageError where something would be split finer than it has pieces."""
+    """Raise UsageError if layers, heads, tokens or sequences do not divide over the devices."""
     parallel, parts = setup.parallel, setup.micro_batches
     check_model_split(graph, parallel)
     if parallel.context > batch.seq_len:
@@ -234,17 +235,17 @@ def check_sizes(graph: Graph, batch: Batch, setup: Setup) -> None:
         )
     if batch.sequences % (parallel.data * parts):
         raise UsageError(
-            f"--batch-size {batch.sequences} is no multiple of {parallel.data}"
+            f"--batch-size {batch.sequences} must be a multiple of {parallel.data}"
             f" data-parallel devices x {parts} micro-batches"
         )
 
 
 def check_model_split(graph: Graph, parallel: Parallel) -> None:
-    """UsageError where a model's layers or heads are fewer than their parts."""
+    """Raise UsageError if pipeline stages exceed the layers, or heads do not divide evenly."""
     layers = len({node.layer for node in graph if node.layer is not None})
     if parallel.pipeline > max(1, layers):
         raise UsageError(
-            f"{layers} layers can't be {parallel.pipeline} stages of a pipeline;"
+            f"{layers} layers can't be split into {parallel.pipeline} pipeline stages;"
             f" --pipeline-parallel is at most {max(1, layers)}"
         )
     heads = [attention.heads for attention in _attention_of_text(graph)]
@@ -257,12 +258,12 @@ def check_model_split(graph: Graph, parallel: Parallel) -> None:
 
 
 def _attention_of_text(graph: Graph) -> list[Attention]:
-    """Attention of the text alone: a vision tower may be replicated on every device."""
+    """Return the attention cores except a vision tower's, which each device may hold whole."""
     return [work for node, work in graph.attentions() if node.stream not in IMAGE_STREAMS]
 
 
 def _cache(kernels: Kernels, how: TrainedParts) -> str:
-    """Whether the forward pass fills a cache of keys and values, and why, as a sentence."""
+    """Return a line on whether the forward pass fills a KV cache, and why."""
     if kernels.has_cache and how.checkpointing != "full":
         return "the forward pass copies keys and values into a cache (use_cache=True)"
     why = "checkpointing turns it off" if kernels.has_cache else "as in transformers' Trainer"
@@ -270,7 +271,7 @@ def _cache(kernels: Kernels, how: TrainedParts) -> str:
 
 
 def _spread(parallel: Parallel) -> str:
-    """A line on the devices of a setup and what each of them holds."""
+    """Return a line on the number of devices and on what ZeRO shards over them."""
     sharding = {
         0: "each data-parallel device holds all states",
         1: "the optimizer's states are sharded",
@@ -286,7 +287,7 @@ def _spread(parallel: Parallel) -> str:
 
 
 def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> Iterator[str]:
-    """The choices that an estimate rests on, a line for each."""
+    """Yield a line for each choice that an estimate depends on."""
     numbers = setup.precision
     kernels, parallel = setup.kernels, setup.parallel
     attentions = _attention_of_text(graph)
@@ -329,22 +330,22 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> Iterator[str]:
     keys = {each.kv_heads for each in attentions if each.kv_heads % parallel.tensor}
     if keys:
         yield (
-            f"keys and values have {min(keys)} heads for {parallel.tensor} tensor-parallel devices:"
-            " counted as if split, where frameworks copy them; a little low"
+            f"{min(keys)} key-value heads for {parallel.tensor} tensor-parallel devices: counted"
+            " as split, but frameworks copy them, so the estimate is a little low"
         )
     if parallel.pipeline > 1:
         yield "a pipeline of even stages, one forward and one backward in turn (1F1B)"
     if parallel.zero >= 2 and parallel.sharded(2) > 1:
-        yield "gradients are whole from their layer's way back until the next layer's"
+        yield "a layer's gradients stay unsharded through the backward pass of the next layer"
     if parallel.zero == 3:
-        yield "two layers, and what is in no layer, are gathered at a time"
+        yield "gathered at a time: two layers, and the weights outside layers"
 
 
 # Weights, gradients and optimizer states on one device, node by node.
 
 
 class ParameterMemory:
-    """A model's parameters as a setup spreads them."""
+    """Bytes of weights, gradients and optimizer states on one device, node by node."""
 
     def __init__(self, graph: Graph, trainable: Trainable, setup: Setup) -> None:
         self.nodes, self.setup = {node.name: node for node in graph}, setup
@@ -353,12 +354,12 @@ class ParameterMemory:
         self.needs = gradients(graph, trainable)
 
     def split(self, node: Node) -> int:
-        """The number of tensor-parallel devices that share a node's parameters."""
+        """Return the number of tensor-parallel devices that share a node's parameters."""
         is_replicated = node.part in ("norm", "router", "lora") or node.role == "positions"
         return 1 if is_replicated or not node.params else self.setup.parallel.tensor
 
     def weight_bytes(self, node: Node) -> float:
-        """Bytes of a node's parameters on one tensor-parallel device, before ZeRO."""
+        """Return the bytes of a node's parameters on one tensor-parallel device, before ZeRO."""
         params = node.params / self.split(node)
         if node.part == "lora":
             return params * self._adapter_bytes()
@@ -372,29 +373,29 @@ class ParameterMemory:
         return max(self.setup.kernels.adapter_bytes, self.numbers.weight)
 
     def _number_bytes(self, node: Node) -> int:
-        """Bytes of one number of a trained parameter, and so of its gradient."""
+        """Return the bytes per element of a trained parameter and its gradient."""
         return self._adapter_bytes() if node.part == "lora" else self.numbers.weight
 
     def _moment_bytes(self, node: Node) -> int:
-        """Bytes of one number of an optimizer's moment, which is like a master copy if any."""
+        """Return the bytes per element of a moment: as the master copy, if there is one."""
         return max(self._number_bytes(node), self.numbers.master)
 
     def _own(self, node: Node) -> bool:
         return self.trained[node.name] and node.params > 0
 
     def gradient_bytes(self, node: Node) -> float:
-        """Bytes of a node's gradient, before ZeRO."""
+        """Return the bytes of a node's gradient, before ZeRO."""
         return node.params / self.split(node) * self._number_bytes(node) if self._own(node) else 0
 
     def made_gradient_bytes(self, node: Node) -> float:
-        """Bytes of the gradient that a node's backward makes: a tied head makes the embedding's."""
+        """Return the gradient bytes that a node's backward allocates; for a tied weight, too."""
         own = self.gradient_bytes(node)
         if node.tied_to is None or not self.trained[node.name]:
             return own
         return own + self.gradient_bytes(self.nodes[node.tied_to])
 
     def states(self, node: Node) -> tuple[float, float]:
-        """Bytes of an optimizer's states on the device and on the host."""
+        """Return the bytes of a node's optimizer states: on the device, on the host."""
         if not self._own(node):
             return 0, 0
         share = self.split(node) * self.setup.parallel.sharded(1)
@@ -406,7 +407,7 @@ class ParameterMemory:
         return (copy + moments) / share, 0.0
 
     def scratch(self, nodes: list[Node]) -> float:
-        """Temporaries of the optimizer's step over these nodes."""
+        """Return the bytes of the optimizer's temporaries in its step over these nodes."""
         shards = self.setup.parallel.sharded(1)
         moments = [
             node.params * self._moment_bytes(node) / (self.split(node) * shards)
@@ -419,7 +420,7 @@ class ParameterMemory:
         return 2 * max(moments, default=0.0) if scratch == "loop" else 0.0
 
     def cast_bytes(self, node: Node) -> float:
-        """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""
+        """Return the bytes of autocast's 16-bit copy of a matrix, kept for its backward pass."""
         is_cast = self.numbers.is_autocast and self.needs[node.name]
         if not is_cast or not isinstance(node.work, Linear):
             return 0.0
@@ -427,9 +428,9 @@ class ParameterMemory:
         return node.work.params / (share * self.setup.parallel.sharded(3)) * self.numbers.compute
 
     def gathered_bytes(self, nodes: list[Node], layers: list[str]) -> float:
-        """Weights that stage 3 has whole for a moment.
+        """Return the bytes of weights that ZeRO stage 3 gathers at a time.
 
-        The layer at work, the next one, which is fetched meanwhile, and what is in no layer.
+        These are the running layer, the next one (prefetched) and the weights outside layers.
         """
         if self.setup.parallel.sharded(3) == 1:
             return 0

@@ -1,8 +1,8 @@
 """Estimates before a run: whether it fits, what to change if not, time, energy, carbon and cost.
 
-Every reading rests on stated inputs (a utilisation, a power, a price), so its basis is "assumed"
-and its note names them. An input that was not stated has no default. What depends on it is missing,
-and the reason names the option to pass.
+Every reading depends on the user's inputs (a utilisation, a power, a price), so its basis is
+"assumed" and its note names them. No input has a default: without it the readings that need it are
+missing, and the reason names the option to pass.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ergmeter.units import duration, number_of, scaled, significant
 
 # Changes that make a training fit.
 #
-# Checkpointing shrinks activations alone, ZeRO what is stored per parameter alone. Which of them
-# helps depends on where the peak is, so each change goes through the same estimate as the plan.
+# Checkpointing shrinks only activations, ZeRO only what is stored per parameter. Which of them
+# helps depends on where the peak is, so each change is estimated like the plan itself.
 
 AS_ASKED = "as asked"
-# Where what a device holds does not grow with the batch, the search for the largest ends.
+# The search for the largest batch ends here, for models whose memory does not grow with the batch.
 MOST_SEQUENCES = 2**40
 _MOST_DEVICES = 2**14
-_FELT = 0.995  # a change that leaves more than this of the peak is not worth a line
+_FELT = 0.995  # a change is listed if the peak falls below this share of the peak before
 _ZERO = "--zero "
 _LORA = Lora(16, ("all-linear",))
 _LORA_SAID = "--lora r=16,targets=all-linear"
@@ -41,7 +41,7 @@ _LORA_SAID = "--lora r=16,targets=all-linear"
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training, as far as its memory is concerned."""
+    """A training whose memory is estimated: model, batch, trained parts and setup."""
 
     graph: Graph
     batch: Batch
@@ -49,41 +49,41 @@ class TrainingJob:
     setup: Setup
 
     def peak_bytes(self) -> float:
-        """The peak of the fullest device."""
+        """Return the peak memory of the device that needs the most."""
         memory = step_memory(self.graph, self.batch, training=self.training, setup=self.setup)
         return memory.peak.total_bytes
 
     def of(self, sequences: int) -> TrainingJob:
-        """The same with another number of sequences in a step."""
+        """Return the job with `sequences` sequences in a step."""
         return replace(self, batch=_resized(self.batch, sequences))
 
     def with_setup(self, **changes: Any) -> TrainingJob:  # noqa: ANN401  fields of a Setup
-        """The same run in another way."""
+        """Return the job with some fields of its setup changed."""
         return replace(self, setup=replace(self.setup, **changes))
 
     @property
     def spread(self) -> int:
-        """Micro-batches of a step, on all devices."""
+        """Micro-batches of a step on all data-parallel devices together."""
         return self.setup.parallel.data * self.setup.micro_batches
 
     def on(self, data: int, zero: int) -> TrainingJob:
-        """The same on more devices; the batch grows where it has no sequence for each of them."""
+        """Return the job on `data` data-parallel devices, its batch rounded up to fit them."""
         job = self.with_setup(parallel=replace(self.setup.parallel, data=data, zero=zero))
         return job.of(-(-self.batch.sequences // job.spread) * job.spread)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A change, the peak with it, and the most sequences that there is then room for."""
+    """A change of the plan, its peak memory, and the most sequences that then fit."""
 
     name: str
     peak_bytes: float
-    most: int | None = None  # None: not even one, or no device is known
+    most: int | None = None  # None: not even one, or the device's memory is unknown
     fits: bool | None = None
 
 
 def ways(job: TrainingJob, usable_bytes: float | None) -> list[Way]:
-    """The plan itself, then changes that shrink it; where none is enough, several together."""
+    """Return the plan, then single changes that need less memory; if none fits, combinations."""
     tried = [_tried(AS_ASKED, job, usable_bytes)]
     for name, each in _changes(job):
         way = _tried(name, each, usable_bytes)
@@ -102,7 +102,10 @@ def ways(job: TrainingJob, usable_bytes: float | None) -> list[Way]:
 
 
 def _to_beat(way: Way, tried: list[Way]) -> float:
-    """The peak as asked; of a stage of ZeRO, that of the stage below, which costs less traffic."""
+    """Return the peak to compare `way` with: the plan's; for ZeRO, that of the last listed stage.
+
+    A lower stage of ZeRO needs less traffic, so a higher one must save memory over it.
+    """
     like = [each for each in tried if each.name.startswith(_ZERO) and way.name.startswith(_ZERO)]
     return (like or tried[:1])[-1].peak_bytes
 
@@ -115,7 +118,7 @@ def _tried(name: str, job: TrainingJob, usable_bytes: float | None) -> Way:
 
 
 def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
-    """One option each."""
+    """Yield the job with one option changed, and that option."""
     how, setup = job.training, job.setup
     yield from _checkpointed(job)
     if setup.kernels.loss == "logits":
@@ -148,7 +151,7 @@ def _checkpointed(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
 
 
 def _adapted(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
-    """Adapters in place of full training, where the model has modules for them."""
+    """Yield the job with LoRA instead of full training, if the model has modules for it."""
     adapted = replace(job, training=replace(job.training, lora=_LORA))
     try:
         adapted.peak_bytes()
@@ -159,7 +162,7 @@ def _adapted(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
 
 
 def _together(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
-    """Several at once, each with those before it."""
+    """Yield combinations of changes: each adds one change to the combination before it."""
     names: list[str] = []
     wanted = ("--zero 3", "--checkpointing full", "--loss fused", "--micro-batches")
     for start in wanted:
@@ -172,7 +175,7 @@ def _together(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
 
 
 def _spread(job: TrainingJob, usable_bytes: float) -> Way | None:
-    """The number of devices, a power of two, on which FSDP with full checkpointing fits."""
+    """Return the change to FSDP with full checkpointing, devices doubled until it fits; or None."""
     data = 2 * job.setup.parallel.data
     job = replace(job, training=replace(job.training, checkpointing="full"))
     while data * job.setup.parallel.tensor <= _MOST_DEVICES:
@@ -187,9 +190,9 @@ def _spread(job: TrainingJob, usable_bytes: float) -> Way | None:
 
 
 def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
-    """The most sequences that a device has room for at a time.
+    """Return the most sequences per device and micro-batch that fit; None if not even one does.
 
-    What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES.
+    Memory that does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES.
     """
 
     def peak_bytes(each: int) -> float:
@@ -212,7 +215,7 @@ def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
 
 
 def _resized(batch: Batch, sequences: int) -> Batch:
-    """The same rows, more or fewer of them."""
+    """Return the batch with another number of sequences; other streams grow in proportion."""
 
     def scaled_count(each: Sequences) -> Sequences:
         return replace(each, count=-(-each.count * sequences // batch.sequences))
@@ -223,7 +226,7 @@ def _resized(batch: Batch, sequences: int) -> Batch:
     return Batch(sequences, batch.seq_len, (Sequences(batch.seq_len, sequences),), others)
 
 
-# Memory of serving: stored weights, and a cache for every sequence under way.
+# Memory of serving: stored weights, and a KV cache for every running sequence.
 #
 # The weights of Llama 3.1 8B in bf16 are 16 GB; the cache of 32 sequences of 32768 tokens is 137
 # GB. Bytes per position follow from the attention: grouped heads, a window, a compressed cache or a
@@ -232,22 +235,25 @@ def _resized(batch: Batch, sequences: int) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Bytes that one device holds to serve, before anything is computed."""
+    """Bytes of weights and KV cache on one device; activations are not included."""
 
     weights_bytes: float
     cache_bytes: float  # of one sequence
-    sequences: int  # asked for, on one device
+    sequences: int  # of the batch, on one device
     context: int
-    copies: int  # of the model, each on devices of its own
+    copies: int  # data-parallel copies of the model
     assumptions: tuple[str, ...]
 
     @property
     def total_bytes(self) -> float:
-        """With the sequences that were asked for."""
+        """Weights and the caches of `sequences` sequences."""
         return self.weights_bytes + self.sequences * self.cache_bytes
 
     def sequences_max(self, usable_bytes: float) -> int | None:
-        """Sequences of this length at a time, on all devices; None: the weights alone are more."""
+        """Return the most sequences that fit on all devices at a time.
+
+        None if the weights alone do not fit, or if a sequence needs no cache.
+        """
         spare = usable_bytes - self.weights_bytes
         if spare < 0:
             return None
@@ -255,10 +261,10 @@ class Serving:
 
 
 def serving(graph: Graph, batch: Batch, storage: Storage, parallel: Parallel) -> Serving:
-    """Bytes of a device that holds its share of a model and of the caches."""
+    """Return the memory of one device that serves its share of a model and of the caches."""
     if batch.sequences % parallel.data:
         raise UsageError(
-            f"--batch-size {batch.sequences} is no multiple of {parallel.data} copies of the model"
+            f"--batch-size {batch.sequences} must be a multiple of the {parallel.data} model copies"
         )
     share = parallel.tensor * parallel.pipeline
     each = storage.cache.bits / 8
@@ -271,24 +277,24 @@ def serving(graph: Graph, batch: Batch, storage: Storage, parallel: Parallel) ->
         *graph.assumptions,
         *storage.notes,
         f"a cache of {scaled(cache, 'B')} a device for each sequence of {batch.seq_len} tokens",
-        "activations of a forward pass, and what a server reserves for them, are not in it",
+        "activations of a forward pass, and a server's reserve for them, are not included",
     ]
     if (more := _experts_left_alone(graph, storage)) > 0:
         assumptions.append(
-            f"experts in {storage.matrices.name} too; bitsandbytes under transformers 5 leaves"
-            " experts held as one tensor alone, and weights are then"
+            f"experts are counted in {storage.matrices.name} too; bitsandbytes does not quantise"
+            " experts that transformers 5 stores as one tensor: with it, weights are"
             f" {scaled(weights + more / share, 'B')} a device"
         )
     if share > 1:
         assumptions.append(
-            "weights split evenly; the cache by heads of keys and values, a compressed one whole"
+            "weights are split evenly, the cache by key-value heads; a latent cache is not split"
         )
     sequences = batch.sequences // parallel.data
     return Serving(weights, cache, sequences, batch.seq_len, parallel.data, tuple(assumptions))
 
 
 def _experts_left_alone(graph: Graph, storage: Storage) -> float:
-    """Bytes that weights grow by where bitsandbytes converts modules alone."""
+    """Return the bytes that weights grow by if bitsandbytes does not quantise the experts."""
     if storage.matrices not in [STORED_TYPES[name] for name in QUANTISED]:
         return 0
     return sum(
@@ -299,7 +305,7 @@ def _experts_left_alone(graph: Graph, storage: Storage) -> float:
 
 
 def _split(node: Node, parallel: Parallel) -> int:
-    """The number of tensor-parallel devices that share a node's cache; more hold copies."""
+    """Return the number of tensor-parallel devices that share a node's cache; others copy it."""
     work = node.work
     if not isinstance(work, Attention):
         return parallel.tensor
@@ -307,7 +313,7 @@ def _split(node: Node, parallel: Parallel) -> int:
 
 
 def cached_numbers(node: Node, batch: Batch) -> float:
-    """Numbers kept for one sequence of the batch's length, read to its end."""
+    """Return the elements that a node caches for one sequence of the batch's full length."""
     work = node.work
     if isinstance(work, Attention) and work.keys is not None:
         return work.cached * batch.source_length(work.keys)
@@ -319,16 +325,16 @@ def cached_numbers(node: Node, batch: Batch) -> float:
 
 # Memory, time, energy, carbon and cost as readings.
 
-# Of an allocator's reserve on an H200, 8 to 15 % was lost to fragmentation in four recorded runs;
-# what is planned to the last byte does not run.
+# Fragmentation took 8 to 15 % of the allocator's reserved memory in four recorded runs on an H200,
+# so a plan must not use all of it.
 USABLE_FRAC = 0.9
 # torch gives cuBLAS a workspace for each thread that multiplies, one forward and one backward:
 # 32 MiB on Hopper and later, 8 MiB before.
 CUBLAS_BYTES = 2 * 32 * 2**20
 AS_GIVEN = "as given"
 
-# Stated inputs: the meaning, the unit and the bounds of each. nan is outside all bounds. Bounds far
-# from any real value keep what is computed from them finite.
+# The user's inputs: meaning with unit, and bounds. nan is outside all bounds. The bounds are far
+# from real values; they keep the results finite.
 _STATED: dict[str, tuple[str, float, float]] = {
     "memory_gib": ("the memory of one device in GiB, as in 80", 0, 1e6),
     "usable": ("the share of a device's memory to plan with, as in 0.9", 0, 1),
@@ -344,7 +350,7 @@ _MAY_BE_LEAST = ("mfu", "grid_g_per_kwh", "pue")
 
 
 def check_stated(name: str, value: float | None, where: str = "") -> None:
-    """UsageError where a stated figure can't be what its option is."""
+    """Raise UsageError if an input is out of bounds. `where`: its source, for the message."""
     if value is None:
         return
     what, least, most = _STATED[name]
@@ -384,12 +390,12 @@ class Room:
 
     @property
     def usable_bytes(self) -> float:
-        """The memory that is planned with."""
+        """The memory that a plan may use."""
         return self.memory_bytes * self.usable_frac
 
     @property
     def text(self) -> str:
-        """The usable memory as text."""
+        """The usable memory, its share and its source as text."""
         return (
             f"{scaled(self.usable_bytes, 'B')}, {significant(100 * self.usable_frac)} % of"
             f" {scaled(self.memory_bytes, 'B')} ({self.source})"
@@ -398,7 +404,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Stated inputs of a planned training. None has a default."""
+    """The user's inputs for time, energy, carbon and cost of a training; None: not given."""
 
     devices: int = 1
     tokens: float | None = None
@@ -423,21 +429,21 @@ class TrainingPlan:
 
 
 def _assumed(value: float, unit: str, note: str) -> Reading:
-    """A reading that rests on stated inputs, which its note names."""
+    """Return a reading with the basis "assumed"; `note` names the inputs that it depends on."""
     return Reading(value, unit, "assumed", note=note)
 
 
 def memory_results(
     memory: Memory, room: Room | Missing, most: int | None, *, spread: int = 1
 ) -> dict[str, Result]:
-    """The peak by kind, and whether there is room.
+    """Return the peak by kind of memory, what is left, and the largest batch.
 
-    `most`: sequences at a time that a device has room for; `spread`: such micro-batches in a step.
+    `most`: sequences per device that fit at a time; `spread`: micro-batches of a step, all devices.
     """
     peak = memory.peak
     per = f"one device, {memory.sequences} sequences at a time, at the {peak.name}"
     results: dict[str, Result] = {
-        PEAK: _assumed(peak.total_bytes, "B", f"{per}; fragmentation not in it")
+        PEAK: _assumed(peak.total_bytes, "B", f"{per}; without fragmentation")
     }
     for kind in KINDS:
         if peak.bytes[kind]:
@@ -447,9 +453,9 @@ def memory_results(
         return results | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
     results[SPARE] = _assumed(room.usable_bytes - peak.total_bytes, "B", f"of {room.text}")
     if most is None:
-        none = Missing(f"not even one sequence a device fits {room.text}")
+        none = Missing(f"not even one sequence per device fits in {room.text}")
         return results | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
-    ended = ", or more: not looked further" if most >= MOST_SEQUENCES else ""
+    ended = ", or more: the search ends here" if most >= MOST_SEQUENCES else ""
     note = f"in {room.text}{ended}"
     return results | {
         MICRO_BATCH_MAX: _assumed(most, "sequences", f"on one device, {note}"),
@@ -458,9 +464,9 @@ def memory_results(
 
 
 def verdict(needs: float, room: Room | Missing) -> str:
-    """One line: whether so many bytes fit."""
+    """Return one line: whether `needs` bytes fit on a device."""
     if isinstance(room, Missing):
-        return f"needs {scaled(needs, 'B')} a device; whether it fits is not known: {room.reason}"
+        return f"needs {scaled(needs, 'B')} a device; whether it fits is unknown: {room.reason}"
     spare = room.usable_bytes - needs
     if spare >= 0:
         return f"fits with {scaled(spare, 'B')} to spare: needs {scaled(needs, 'B')} of {room.text}"
@@ -468,10 +474,10 @@ def verdict(needs: float, room: Room | Missing) -> str:
 
 
 def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
-    """Memory of serving by kind, and how many sequences fit at a time."""
+    """Return the memory of serving by kind, and how many sequences fit at a time."""
     per = f"one device, {needs.sequences} sequences of {needs.context} tokens"
     results: dict[str, Result] = {
-        PEAK: _assumed(needs.total_bytes, "B", f"{per}; activations and fragmentation not in it"),
+        PEAK: _assumed(needs.total_bytes, "B", f"{per}; without activations and fragmentation"),
         "estimate.memory_weights_bytes": _assumed(needs.weights_bytes, "B", per),
         "estimate.memory_cache_bytes": _assumed(needs.sequences * needs.cache_bytes, "B", per),
     }
@@ -481,9 +487,9 @@ def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
     most = needs.sequences_max(room.usable_bytes)
     if most is None:
         why = (
-            f"the weights alone, {scaled(needs.weights_bytes, 'B')}, are more than {room.text}"
+            f"the weights alone need {scaled(needs.weights_bytes, 'B')}, more than {room.text}"
             if needs.weights_bytes > room.usable_bytes
-            else "nothing is cached for a sequence, so memory sets no limit"
+            else "a sequence needs no cache, so memory does not limit their number"
         )
         return results | {SEQUENCES_MAX: Missing(why)}
     note = f"of {needs.context} tokens each, on all devices, in {room.text} a device"
@@ -491,7 +497,7 @@ def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
 
 
 def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict[str, Result]:
-    """Time, energy, carbon and cost, as far as what they rest on was stated."""
+    """Return time, energy, carbon and cost; each is missing if an input of it was not given."""
     step = _step(flops, plan, peak)
     if isinstance(step, Missing):
         return dict.fromkeys((STEP, TOKENS_PER_S, DURATION, ENERGY, CARBON, COST), step)
@@ -519,7 +525,7 @@ def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict
 def _step(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> Reading | Missing:
     if plan.mfu is None:
         return Missing(
-            "no utilisation was given: pass --mfu, as `erg mfu` or a run of yours has it"
+            "no utilisation was given: pass --mfu, as `erg mfu` or an earlier run reports it"
         )
     if isinstance(peak, Missing):
         return peak
@@ -542,8 +548,8 @@ def _energy(hours: Reading, plan: TrainingPlan) -> Result:
         each = plan.tdp_w * plan.power_frac
         source = f"{plan.power_frac:g} as given of a TDP of {plan.tdp_w:g} W"
     note = (
-        f"{number_of(plan.devices, 'device')} x {source} x {significant(hours.value)} h; hosts,"
-        " network and cooling are not in it"
+        f"{number_of(plan.devices, 'device')} x {source} x {significant(hours.value)} h; without"
+        " hosts, network and cooling"
     )
     return _assumed(plan.devices * each * hours.value / 1000, "kWh", note)
 
@@ -569,7 +575,7 @@ def _carbon(energy: Result, plan: TrainingPlan) -> Result:
 
 def _cost(hours: Reading, plan: TrainingPlan) -> Result:
     if plan.price_per_hour is None:
-        return Missing("no price was given: --price-per-hour of one device")
+        return Missing("no price was given: pass --price-per-hour of one device")
     note = (
         f"{number_of(plan.devices, 'device')} x {significant(hours.value)} h"
         f" x {plan.price_per_hour:g} as given"

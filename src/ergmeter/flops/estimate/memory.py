@@ -1,18 +1,18 @@
-"""Bytes that one device holds at the moments of a training step that can be its peak.
+"""Memory of one device at the moments of a training step that can be its peak.
 
-Weights, gradients, optimizer states and activations are never all there at once. Gradients come as
-activations go, logits exist before the first gradient, and the optimizer's scratch after the last
-activation. Their sum is wrong by a third, in either direction. The largest of three kinds of
-moments is the peak:
+Weights, gradients, optimizer states and activations do not all exist at the same time. Backward
+frees activations while it allocates gradients, logits exist before the first gradient, and the
+optimizer's temporaries after the last activation. A plain sum of all of them is wrong by up to a
+third, in either direction. The peak is the largest of three kinds of moments:
 
   backward through the loss      every activation, and the logits with their gradient
   backward through a layer       the layers below it, the gradients of those above it
   optimizer step                 every gradient, no activation
 
-Under pipeline stages a device holds its own layers for as many micro-batches as are under way.
+With pipeline stages a device stores its own layers' activations for each micro-batch in flight.
 
-Fragmentation, a CUDA context and the buffers of collectives are not included: an allocator's own
-count of tensors does not have them either.
+Fragmentation, the CUDA context and buffers of collectives are not included. The allocator's count
+of tensor bytes does not include them either.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ KINDS = (
     "optimizer",
     "activations",
     "loss",
-    "output",  # what the model returned: logits, and its cache of keys and values
-    "working",  # gradients of activations, weights unpacked, an optimizer's scratch
-    "gathered",  # what sharding puts together for the layer at work
+    "output",  # the model's output: logits, and its cache of keys and values
+    "working",  # gradients of activations, unpacked weights, an optimizer's temporaries
+    "gathered",  # sharded weights and gradients that are gathered for the running layer
     "workspace",
 )
 
@@ -57,48 +57,51 @@ _EMBEDDING = "the embedding"
 
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """Bytes that a device holds at one instant of a step, by kind."""
+    """Bytes on a device at one moment of a step, by kind of memory."""
 
     name: str
     bytes: dict[str, float]
 
     @property
     def total_bytes(self) -> float:
-        """All of it."""
+        """The bytes of all kinds together."""
         return sum(self.bytes.values())
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The moments of a step, on the device that holds the most."""
+    """The moments of a step on the device with the largest peak."""
 
     moments: tuple[MemoryMoment, ...]
     stage: int  # of the pipeline
     sequences: int  # of one micro-batch on one device
-    host_bytes: float  # an optimizer's states that live in the host's memory
+    host_bytes: float  # optimizer states in the host's memory
     assumptions: tuple[str, ...]
 
     @property
     def peak(self) -> MemoryMoment:
-        """The largest."""
+        """The moment with the most bytes."""
         return max(self.moments, key=lambda moment: moment.total_bytes)
 
 
 def step_memory(
     graph: Graph, batch: Batch, *, training: TrainedParts | None = None, setup: Setup | None = None
 ) -> Memory:
-    """Bytes on the fullest device. The batch is a whole step's, of all devices."""
+    """Return the memory of a step on the device with the largest peak.
+
+    `batch` is that of the whole step: all devices and micro-batches together.
+    """
     how, plan = training or TrainedParts(), setup or Setup()
     if plan.quantize is not None and how.lora is None:
         raise UsageError("quantised weights can't be trained: add adapters with --lora")
     if plan.micro_batches < 1:
-        raise UsageError(f"a step has 1 micro-batch or more; got {plan.micro_batches}")
+        raise UsageError(f"micro-batches must be 1 or more; got {plan.micro_batches}")
     return _Layout(graph, batch, how, plan).memory()
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Bytes of the loss, without the logits that the model returns."""
+    """Bytes that the loss needs; `logits` are the logits that the model returns."""
 
     forward: float = 0
     backward: float = 0
@@ -107,25 +110,25 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Bytes of what the model returns."""
+    """Bytes of the model's output: logits, and a cache of keys and values."""
 
     logits: float
-    cache: dict[str, float]  # keys and values by layer, where autograd keeps the same tensors
-    copied: float  # keys and values of which autograd keeps other copies
+    cache: dict[str, float]  # by layer, keys and values that autograd saves as the same tensors
+    copied: float  # keys and values of which autograd saves other copies
 
     @property
     def total(self) -> float:
-        """The whole output, once autograd keeps nothing."""
+        """Bytes of the whole output, after autograd has freed what it saved."""
         return self.logits + self.copied + sum(self.cache.values())
 
     @property
     def unsaved(self) -> float:
-        """Bytes that autograd does not save anyway."""
+        """Bytes of the output that autograd does not save as well."""
         return self.logits + self.copied
 
 
 class _Layout:
-    """A model cut into the stages of a pipeline, and what each of them holds."""
+    """Computes the memory of each pipeline stage of a model at each moment of a step."""
 
     def __init__(self, graph: Graph, batch: Batch, how: TrainedParts, setup: Setup) -> None:
         self.graph, self.trainable = trained_graph(graph, how)
@@ -138,7 +141,7 @@ class _Layout:
         parallel = setup.parallel
         spread = parallel.data * setup.micro_batches
         self.sequences = batch.sequences // spread
-        # Everything kept grows with the rows alone, the length of a sequence being what it is.
+        # At a given sequence length, all saved memory is proportional to the rows.
         self.rows_share = 1 / (spread * parallel.context)
         if setup.kernels.has_adapter_dropout and any(isinstance(n.work, Fold) for n in self.graph):
             raise UsageError(
@@ -149,8 +152,8 @@ class _Layout:
         if not any(self.trained.values()):
             frozen = f" ({', '.join(how.frozen)})" if how.frozen else ""
             raise UsageError(
-                f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
-                " estimate is of a training; leave something to train"
+                f"nothing is trained: everything that the loss depends on is frozen{frozen};"
+                " freeze less"
             )
         self.tensors = SavedTensors(self.graph, batch, self.parameters)
         self.saved = self._saved()
@@ -165,7 +168,7 @@ class _Layout:
             self.saved_in[self.part_of[each.node]].append(each)
 
     def memory(self) -> Memory:
-        """The memory of the pipeline stage with the largest peak."""
+        """Return the memory of the pipeline stage with the largest peak."""
         count = self.setup.parallel.pipeline
         each = [self._moments(stage) for stage in range(count)]
         fullest = max(range(count), key=lambda s: max(m.total_bytes for m in each[s]))
@@ -174,7 +177,7 @@ class _Layout:
         return Memory(each[fullest], fullest, self.sequences, host, self._assumptions(nodes))
 
     def _saved(self) -> list[Saved]:
-        """Storages that autograd keeps, a device's share of each."""
+        """Return the storages that autograd saves, with the bytes of one device's share."""
 
         def here(each: Saved) -> Saved:
             share = self._share(each.is_split)
@@ -185,13 +188,13 @@ class _Layout:
         return list(map(here, self.tensors.all()))
 
     def _share(self, is_split: bool) -> float:
-        """A device's share of a tensor of activations."""
+        """Return a device's share of an activation tensor."""
         parallel = self.setup.parallel
         between = parallel.tensor if parallel.is_sequence_parallel else 1
         return self.rows_share / (parallel.tensor if is_split else between)
 
     def _stages(self) -> dict[str, int]:
-        """The pipeline stage of each node: layers evenly, the rest beside them."""
+        """Return the pipeline stage of each node: layers evenly, others with their neighbours."""
         count = len(self.layers)
         number = {layer: at for at, layer in enumerate(self.layers)}
         stages, now = {}, 0
@@ -218,7 +221,7 @@ class _Layout:
             "output": output.total if setup.output == "until-next" else 0.0,
         }
         last = _moment("optimizer step", states, step)
-        # What an earlier micro-batch left is whole; otherwise gradients come one by one.
+        # After the first micro-batch all gradients exist; in a single one backward adds them.
         waiting = gradients if setup.micro_batches > 1 else None
         return (*self._passes(nodes, stage, states, waiting, output), last)
 
@@ -230,7 +233,7 @@ class _Layout:
         waiting: float | None,
         output: _Output,
     ) -> tuple[MemoryMoment, ...]:
-        """The moment between the passes, and the largest of the backward pass below the loss."""
+        """Return two peaks: that at the loss (end of forward, loss backward), that of backward."""
         by_layer = listed_by((node.layer, node) for node in nodes if node.layer is not None)
         states = {**states, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
         saved = self._saved_bytes(nodes, by_layer)
@@ -238,7 +241,7 @@ class _Layout:
         activations = under_way * sum(saved.values())
         cast = self._cast_bytes(nodes)
         waits = cast
-        if self.how.checkpointing == "full":  # no graph holds on to the layers' copies
+        if self.how.checkpointing == "full":  # checkpointed layers have no graph that keeps copies
             waits = {part: 0.0 if part in by_layer else size for part, size in cast.items()}
         loss = self._loss_bytes(nodes)
         base = {"gradients": waiting or 0.0, "activations": activations}
@@ -250,7 +253,7 @@ class _Layout:
             name = "backward through the loss"
             turns = {**_both(waits, loss.backward), "output": returned}
             middle.append(_moment(name, states, {**base, **turns}))
-        # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
+        # Stage 2 shards a gradient after its reduction; the latest layer's is still whole.
         shards = self.setup.parallel.sharded(2)
         done = latest = 0.0
         back: list[MemoryMoment] = []
@@ -283,11 +286,11 @@ class _Layout:
         return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, back))
 
     def _backward_peak(self, part: str, nodes: list[Node], loss: _Loss) -> LayerPeak:
-        """The largest moment of a part's backward pass."""
+        """Return the memory peak of the backward pass through a layer, or through the head."""
         if not any(self.needs[node.name] for node in nodes):
             return LayerPeak()
         saved = self.saved_in[part]
-        if self.how.checkpointing == "full":  # a layer's input is kept already
+        if self.how.checkpointing == "full":  # a layer's input is already counted
             saved = [each for each in saved if self.part_of.get(each.storage, part) == part]
         arriving, flowing = dict[str, float](), 0.0
         if part == _HEAD:
@@ -299,7 +302,7 @@ class _Layout:
         return walk.peak(nodes, saved, arriving, flowing)
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:
-        """The gradient that arrives at the embedding; of a tied one, its own beside the head's."""
+        """Return the gradient bytes at the embedding; a tied one has a second weight gradient."""
         total = 0.0
         tied = {node.tied_to for node in nodes if node.tied_to and self.trained[node.name]}
         for node in nodes:
@@ -309,14 +312,14 @@ class _Layout:
         return total
 
     def _cast_bytes(self, nodes: list[Node]) -> dict[str, float]:
-        """Autocast's 16-bit copies of matrices, by part."""
+        """Return the bytes of autocast's 16-bit copies of matrices, by layer, head, embedding."""
         copies = dict.fromkeys([*self.part_of.values(), _HEAD], 0.0)
         for node in nodes:
             copies[self.part_of[node.name]] += self.parameters.cast_bytes(node)
         return copies
 
     def _tied_bytes(self, nodes: list[Node], stage: int) -> float:
-        """A tied matrix is held a second time where its other use is on another stage."""
+        """Return the bytes of copies of tied matrices whose other use is on another stage."""
         total = 0.0
         for node in nodes:
             if node.tied_to is not None and self.stage_of[node.tied_to] != stage:
@@ -325,7 +328,7 @@ class _Layout:
         return total
 
     def _saved_bytes(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
-        """Bytes that wait for the backward pass, by part."""
+        """Return the bytes saved for the backward pass, by layer, head, embedding."""
         saved = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
         inputs: dict[str, float] = {}  # of checkpointed layers, saved if they have a gradient
         if self.how.checkpointing == "full":
@@ -343,12 +346,12 @@ class _Layout:
         return saved
 
     def _residual_bytes(self, node: Node) -> float:
-        """Bytes of the residual stream, or of its gradient, over the rows of a node."""
+        """Return the bytes of the residual stream (or its gradient) for the rows of a node."""
         rows = self.batch.grid().rows(node.stream)
         return rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
 
     def _output(self, nodes: list[Node]) -> _Output:
-        """Bytes that the model returns: logits, and keys and values where it fills a cache."""
+        """Return the bytes of the model's output: logits and, with a cache, keys and values."""
         logits, cache, copied = self._loss_bytes(nodes).logits, dict[str, float](), 0.0
         # Under autocast keys are rotated in 32 bits, so the cache is in 32; attention casts a copy.
         size = self.numbers.stream
@@ -370,12 +373,12 @@ class _Layout:
         return _Output(logits, cache, copied)
 
     def _loss_bytes(self, nodes: list[Node]) -> _Loss:
-        """Bytes that the loss needs.
+        """Return the bytes that the loss needs.
 
-        As transformers has it: the logits, which the model returns; the same in 32 bits, until
-        their log-softmax is made, which is kept; then two gradients of that size, of the
-        log-softmax and of its input. A fused loss makes the logits by pieces as large as its input,
-        and the gradients at once.
+        transformers: the logits, which the model returns; a 32-bit copy of them until their
+        log-softmax exists, which is saved; in backward two gradients of that size, of the
+        log-softmax and of its input. A fused loss computes logits in pieces as large as its input,
+        and the gradients at the same time.
         """
         for node in nodes:
             if node.role == "head" and isinstance(node.work, Linear):
@@ -391,7 +394,7 @@ class _Layout:
             gradients = inputs * size + weight / self.setup.parallel.tensor
             return _Loss(gradients + inputs * (size + FP32), gradients)
         logits = rows * work.outputs / self.setup.parallel.tensor
-        first = FP32 if size == FP32 else 2 * FP32  # what is in 32 bits already is not copied
+        first = FP32 if size == FP32 else 2 * FP32  # 32-bit logits are not copied
         return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
 
     def _assumptions(self, nodes: list[Node]) -> tuple[str, ...]:
@@ -399,7 +402,7 @@ class _Layout:
         return (*self.graph.assumptions, *lines, *self._alternatives(nodes))
 
     def _alternatives(self, nodes: list[Node]) -> Iterator[str]:
-        """Choices of the program that no configuration has, with the bytes of the alternative."""
+        """Yield lines on the program's own choices, with the extra bytes of the alternative."""
         logits = scaled(self._output(nodes).total, "B")
         output = {
             "freed": f"the model's output is freed before the backward pass, as in transformers'"
@@ -428,7 +431,7 @@ def _both(cast: dict[str, float], loss: float) -> dict[str, float]:
 
 
 def _after_layers(nodes: list[Node]) -> list[Node]:
-    """The nodes that the backward pass visits before any layer."""
+    """Return the nodes after the last layer: norm and head, which backward visits first."""
     last = max((at for at, node in enumerate(nodes) if node.layer is not None), default=-1)
     return nodes[last + 1 :]
 

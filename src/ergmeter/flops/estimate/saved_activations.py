@@ -1,27 +1,27 @@
-"""Tensors that autograd saves in a forward pass, read off the graph, and a layer's backward peak.
+"""Bytes that autograd saves in a forward pass, and the peak of the backward pass through a layer.
 
-"34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) is the sum for one GPT with dropout
-and 16-bit LayerNorm, all of it trained. A frozen matrix does not save its input, an RMSNorm written
-in Python saves a copy in 32 bits, an adapter in 32 bits copies its input. So each operation saves
-what its own derivative needs:
+"34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) holds for a fully trained GPT with
+dropout and 16-bit LayerNorm only. A frozen matrix does not save its input. An RMSNorm written in
+Python saves a 32-bit copy. A 32-bit adapter copies its input. So the sum is made per operation.
+Each saves what its own derivative needs:
 
-  matrix          its input, if the matrix is trained (for its gradient; the input's needs it not)
-  RMSNorm         its input in 32 bits; what it scales, if the scale is trained
-  LayerNorm       its input, two numbers a row
-  attention       queries, keys and values as they met, its result, one number a row and head;
-                  for a window under sdpa the mask, and keys and values repeated for each head;
-                  written out, the probabilities: in 32 bits, and as cast for the product
-  cap             the tanh of what it caps
+  matrix          its input, if the matrix is trained
+  RMSNorm         its input in 32 bits; the normalised input, if the scale is trained
+  LayerNorm       its input, and mean and deviation of each row
+  attention       queries, keys and values after rotation and copying; its result; one number per
+                  row and head; for a window under sdpa the mask, and keys and values repeated for
+                  each head; in eager attention the probabilities, in 32 bits and in 16
+  logit cap       the tanh
   act(gate) x up  gate, up and act(gate)
-  act(up)         up; where the derivative follows from the result, as of a ReLU, that
+  act(up)         up; or act(up) if the derivative follows from it, as for a ReLU
   sum             nothing
-  experts         the same on the rows sent to each, and their results, which the router weighs;
-                  the order that the rows were sent in
-  experts with    the weight with its update in it, whole: PEFT adds the two and multiplies with
-  adapters        the sum
+  experts         the same on the rows routed to each; their results, which the router weighs;
+                  the order of the routed rows
+  experts with    the whole weight with the update added: PEFT multiplies rows with this sum
+  adapters
 
-Two operations that keep the same tensor keep it once, and a view keeps all of the tensor that it is
-of, so everything is listed by its storage.
+Two operations can save the same tensor, and a view keeps its whole base tensor alive. So the list
+is by storage: each storage is counted once.
 """
 
 from __future__ import annotations
@@ -44,50 +44,50 @@ from ergmeter.units import listed_by
 
 # Families by a trait of their code, a field of `ActivationTraits`.
 _FAMILIES: dict[str, tuple[str, ...]] = {
-    # They turn a part of each head and join it with the rest, so queries, and with them attention's
-    # result, are laid out in another order than the next matrix wants, which copies it.
+    # Rotary embedding on a part of each head: the concatenation changes the memory layout of the
+    # queries and of attention's result, so the next matrix makes a copy.
     "joins_heads": (
         *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
         *("deepseek_v2", "deepseek_v3", "kimi_k2"),
     ),
-    # Elsewhere a norm without parameters stands for none at all.
+    # Norms without parameters that do compute. In other families such a node does nothing.
     "norms_bare": ("olmo", "nanochat"),
-    # Written out, their softmax is in the scores' own type, and one tensor serves twice.
+    # Their eager softmax is in the scores' own type, so it needs no cast copy.
     "softmax_as_it_comes": ("gpt2", "gpt_oss", "falcon"),
-    # Written out, they multiply queries and keys in 32 bits.
+    # Their eager attention multiplies queries and keys in 32 bits.
     "scores_in_32_bits": ("gptj", "gpt_neo"),
     # transformers has no sdpa for them.
     "has_no_sdpa": ("bloom", "gptj", "gpt_neo", "mpt"),
-    # They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
+    # They always pass a mask to sdpa, and copy keys and values for each head.
     "is_masked_always": ("falcon",),
     # Their norms are torch's LayerNorm although they have no bias.
     "is_layer_norm": ("mpt", "dbrx"),
-    # Their routers multiply in 32 bits, from a copy of what they are given.
+    # Their routers multiply in 32 bits, from a copy of their input.
     "routes_in_32_bits": ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2"),
-    # Extra keys that are no token: transformers has no fused kernel for them.
+    # Attention sinks: transformers has no fused kernel for them.
     "has_sinks": ("gpt_oss",),
-    # They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
+    # They multiply by the scale before they round to 16 bits, so its input is saved in 32 bits.
     "scales_in_32_bits": (
         *("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "cohere", "cohere2"),
         "gpt_oss",
     ),
-    # They take the mean off twice, once for the variance, and keep both in 32 bits.
+    # They subtract the mean twice, once for the variance, and save both results in 32 bits.
     "centres_twice": ("cohere", "cohere2"),
-    # Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
+    # Clamps in the activation. Saved: gate, up, both clamped, the sigmoid, the gate's product.
     "spells_out_activation": ("gpt_oss",),
 }
 # Activations that transformers writes in Python: 0.5 x (1 + tanh(...)) and its like. The others
 # are one operation of torch.
 _IN_PYTHON = ("gelu_new", "gelu_accurate", "gelu_python_tanh")
 _DEFAULT_ACTIVATIONS = {**dict.fromkeys(("gpt2", "phi", "gptj"), "gelu_new"), "opt": "relu"}
-# The derivative follows from the result, so torch keeps that and not what the activation was given.
+# The derivative follows from the result, so torch saves the result and not the input.
 _FROM_RESULT = ("relu",)
 _DEFAULT_CAPS = {"gemma2": (True, True)}  # of scores, of logits, where a config does not say
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationTraits:
-    """Traits of a model's code beyond its matrices, by its family or its configuration."""
+    """How a model's code differs from the common code in the tensors that autograd saves."""
 
     scales_in_32_bits: bool = False
     centres_twice: bool = False
@@ -102,28 +102,28 @@ class ActivationTraits:
     has_sinks: bool = False
     caps_scores: bool = False
     caps_logits: bool = False
-    keeps_result: bool = False  # of the activation, in place of what it is given
+    keeps_result: bool = False  # the activation saves its result, not its input
     spells_out_activation: bool = False
 
     @property
     def steps(self) -> int:
-        """Tensors that an activation keeps beyond what it is given."""
+        """The number of tensors that an activation saves besides its input."""
         return 3 if self.spells_out_activation else 0
 
     @property
     def has_no_fused_attention(self) -> bool:
-        """True if transformers falls back to attention written out where sdpa is asked for."""
+        """True if transformers uses eager attention although sdpa is asked for."""
         return self.caps_scores or self.has_sinks or self.has_no_sdpa
 
 
 def code_traits(graph: Graph) -> ActivationTraits:
-    """The traits of this model's code."""
+    """Return the traits of the model's code, by its family and its configuration."""
     of_family = (trait for trait, families in _FAMILIES.items() if graph.family in families)
     return ActivationTraits(**dict.fromkeys((*of_family, *graph.traits), True))
 
 
 def traits(config: ModelConfig) -> frozenset[str]:
-    """The names of traits that follow from a configuration's fields."""
+    """Return the names of `ActivationTraits` that a configuration's fields imply."""
     inner = config.raw("text_config")
     fields = inner if isinstance(inner, dict) else config.fields
     kind = str(fields.get("model_type") or config.model_type)
@@ -148,19 +148,19 @@ _INDEX = 8  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One storage that is kept."""
+    """A storage that autograd saves for the backward pass."""
 
     storage: str
     bytes: float
-    node: str  # the first in the graph that keeps it, so the last to need it
+    node: str  # the first in the graph that saves it, so the last in backward to need it
     layer: str | None
     is_split: bool  # tensor parallelism gives each device a share
-    is_core: bool = False  # inside attention: what selective checkpointing computes again
-    is_weight: bool = False  # as large as a weight, however many rows there are
+    is_core: bool = False  # inside attention: selective checkpointing recomputes it
+    is_weight: bool = False  # its size does not depend on the number of rows
 
 
 class SavedTensors:
-    """Visits the nodes with what each needs to know about those before it."""
+    """Computes what each node of a graph saves, given which parameters are trained."""
 
     def __init__(self, graph: Graph, batch: Batch, parameters: ParameterMemory) -> None:
         self.parameters, self.nodes = parameters, parameters.nodes
@@ -178,19 +178,19 @@ class SavedTensors:
         }
 
     def all(self) -> list[Saved]:
-        """Everything kept until its layer is walked back through, each storage once. No loss."""
+        """Return everything saved for the backward pass, each storage once, without the loss."""
         tensors: dict[str, Saved] = {}
         for node in self.nodes.values():
             for each in self.of(node):
                 first = tensors.get(each.storage)
                 if first is None:
                     tensors[each.storage] = each
-                elif first.is_core:  # a matrix that keeps it too makes it no core's own
+                elif first.is_core:  # a matrix saves it too: recomputing attention frees nothing
                     tensors[each.storage] = replace(each, node=first.node)
         return [each for each in tensors.values() if each.bytes]
 
     def of(self, node: Node) -> Iterator[Saved]:
-        """The tensors that one node saves."""
+        """Yield the tensors that one node saves."""
         work = node.work
         if isinstance(work, Linear):
             if node.role == "head" and self.code.caps_logits and self.kernels.loss == "logits":
@@ -217,13 +217,13 @@ class SavedTensors:
         return Saved(storage, rows * per_row, node.name, node.layer, split, core)
 
     def _storage(self, name: str) -> str:
-        """The storage of a node's result; a node without work returns its input."""
+        """Return the storage of a node's result: its input's, if the node computes nothing."""
         node = self.nodes[name]
         is_bare = node.part == "norm" and not node.params and not self.code.norms_bare
         return self._storage(node.of[0]) if is_bare and len(node.of) == 1 else name
 
     def _bytes_out(self, name: str) -> int:
-        """Bytes of one number of a node's result."""
+        """Return the bytes of one number of a node's result."""
         node = self.nodes[name]
         if node.work is not None or node.part == "lora":
             return self.numbers.compute
@@ -238,7 +238,7 @@ class SavedTensors:
         return node.layer is not None and node.part not in ("norm", "residual") and not closes
 
     def _part(self, name: str) -> str:
-        """The part a result belongs to; the sum of a matrix and its adapter is the matrix's."""
+        """Return the part of a node; for the sum of a matrix and its adapter, the matrix's."""
         node = self.nodes[name]
         is_sum = node.part == "lora" and not isinstance(node.work, Linear)
         return self.nodes[node.of[0]].part if is_sum else node.part
@@ -272,13 +272,13 @@ class SavedTensors:
             yield self._keep(node, f"{node.name}:mask", work.inputs * copies, split=split)
 
     def _choice(self, node: Node, work: Linear) -> Iterator[Saved]:
-        """Probabilities over the experts, in 32 bits; where each row is sent to, and comes back."""
+        """Yield a router's 32-bit probabilities, and the indices that sort rows by expert."""
         yield self._keep(node, f"{node.name}:weights", work.outputs * FP32, split=False)
         used = self.used.get(node.name.rpartition(".")[0], 0)
         yield self._keep(node, f"{node.name}:order", 4 * used * _INDEX, split=False)
 
     def _fold(self, node: Node, work: Fold) -> Iterator[Saved]:
-        """A weight with its update in it, for the gradient of what it is multiplied with."""
+        """Yield a weight with its low-rank update added, needed for the gradient of its input."""
         small = work.rank * (work.inputs + work.outputs) * work.copies
         base = self.nodes[node.of[0]]
         weight = work.params if any(self.needs[name] for name in base.of) else 0
@@ -287,36 +287,36 @@ class SavedTensors:
         yield Saved(name, size, node.name, node.layer, is_split=True, is_weight=True)
 
     def _base_part(self, node: Node) -> str:
-        """The part of the matrix an adapter is for."""
+        """Return the part of a node; for an adapter, the part of the matrix it adapts."""
         if node.part != "lora":
             return node.part
         return self.nodes[f"{self.site(node)}.base_layer"].part
 
     @staticmethod
     def site(node: Node) -> str:
-        """The module a matrix or its adapter is in."""
+        """Return the name of the module that a matrix or its adapter belongs to."""
         for ending in (".base_layer", ".lora_A", ".lora_B"):
             if node.name.endswith(ending):
                 return node.name.removesuffix(ending)
         return node.name
 
     def follows_activation(self, node: Node) -> bool:
-        """True if a matrix closes a feed-forward layer, an activation before it.
+        """True for the last matrix of a feed-forward layer, whose input is an activation's result.
 
-        The second matrix of an adapter reads the first, with nothing between them.
+        False for an adapter's second matrix: no activation is between an adapter's two matrices.
         """
         if not node.of or node.name.endswith(".lora_B"):
             return False
         return {self._part(name) for name in node.of} == {self._base_part(node)} & _FEED
 
     def _activation(self, node: Node, work: Linear, copies: int) -> Iterator[Saved]:
-        """The activation between the matrices of a feed-forward layer."""
+        """Yield what the activation between the matrices of a feed-forward layer saves."""
         if not any(self.needs[name] for name in node.of):
             return
         size, width = self.numbers.compute, work.inputs * copies
         wide = {name: self.widths[name] * copies for name in node.of}
         is_gated = sum(wide.values()) == 2 * width
-        if self.code.keeps_result and not is_gated:  # which the next matrix keeps too
+        if self.code.keeps_result and not is_gated:  # the next matrix saves it too
             steps = 0
             yield self._keep(node, f"{self.site(node)}:product", width * size, split=True)
         else:
@@ -358,14 +358,14 @@ class SavedTensors:
             yield self._keep(node, f"{node.name}:scaled", width * size, split=split)
 
     def is_fused_norm(self, node: Node, width: int) -> bool:
-        """True if a norm is one kernel, as torch's LayerNorm is, which has a bias."""
+        """True if a norm runs as one kernel: a fused norm, or torch's LayerNorm."""
         is_layer_norm = node.params == 2 * width or self.code.is_layer_norm
         return self.kernels.norm == "fused" or is_layer_norm
 
     def normed_heads(self, node: Node) -> int | None:
-        """Width of the queries and keys that a node inside attention norms; None: another norm.
+        """Return the width of the queries and keys that a node inside attention normalises.
 
-        0 where its parameters are no norm's (sinks, tables of positions).
+        None for a norm elsewhere; 0 if the parameters are not a norm's (sinks, position tables).
         """
         core = self.nodes.get(f"{node.name.rpartition('.')[0]}.core")
         if core is None or core.of[0] != node.name or not isinstance(core.work, Attention):
@@ -400,11 +400,11 @@ class SavedTensors:
             yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
 
     def is_written_out(self, work: Attention) -> bool:
-        """True if attention writes out its probabilities, which are then saved.
+        """True if attention stores its probabilities in memory; autograd then saves them.
 
-        torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
-        asked for: on an H200 that made 99 GB of 46. For capped scores, for sinks and for some older
-        families transformers has no sdpa, and takes the code that writes them out.
+        torch's fused sdpa kernels do not support grouped heads in 32 bits, so sdpa then stores
+        them too: on an H200 memory rose from 46 to 99 GB. transformers has no sdpa for capped
+        scores, for sinks and for some older families, and uses eager attention instead.
         """
         if self.kernels.attention != "sdpa":
             return self.kernels.attention == "eager"
@@ -412,34 +412,34 @@ class SavedTensors:
         return grouped or self.code.has_no_fused_attention or self.is_math(work)
 
     def is_math(self, work: Attention) -> bool:
-        """True if torch's sdpa falls back to its math, which is in 32 bits.
+        """True if torch's sdpa falls back to its math backend, which computes in 32 bits.
 
-        It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
+        It does if one key head serves all query heads without `enable_gqa` (Falcon 7B).
         """
         is_shared = self.code.is_masked_always and work.kv_heads == 1 < work.heads
         return self.kernels.attention == "sdpa" and is_shared
 
     def is_masked(self, work: Attention, keys: int) -> bool:
-        """True if torch's sdpa is handed a mask of every pair, for a window that it does not know.
+        """True if sdpa gets a full mask, because it has no parameter for a window.
 
-        transformers leaves it out for sequences shorter than the window.
+        transformers passes no mask for sequences shorter than the window.
         """
         window = work.window or work.chunk
         needs_mask = self.code.is_masked_always or (window is not None and keys >= window)
         return self.kernels.attention == "sdpa" and needs_mask
 
     def softmax_bytes(self, work: Attention) -> int:
-        """Bytes of one probability in written-out attention; autocast has softmax in 32 bits."""
+        """Bytes per probability in eager attention; autocast computes softmax in 32 bits."""
         as_it_comes = self.code.softmax_as_it_comes and not self.numbers.is_autocast
         is_32_bits = self.is_math(work) or not as_it_comes
         return FP32 if is_32_bits else self.numbers.compute
 
     def keys(self, node: Node, work: Attention) -> int:
-        """Keys that a query meets, masked ones included."""
+        """Return the number of keys per query, masked ones included."""
         return max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
 
     def _met(self, node: Node, work: Attention, *, is_eager: bool, masked: bool) -> Iterator[Saved]:
-        """Queries, keys and values as they met."""
+        """Yield the saved queries, keys and values that go into the attention kernel."""
         size = self.numbers.compute
         query, key, value = node.of
         repeated = (is_eager or masked) and work.kv_heads != work.heads
@@ -451,7 +451,7 @@ class SavedTensors:
         moved = dict(zip(node.of, qkv_widths, strict=True))
         if query == key == value:
             moved = {query: sum(qkv_widths)}
-        elif key == value:  # latent: keys are joined with their turned part, values a view
+        elif key == value:  # latent: keys are joined with their rotary part, values are a view
             values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
             moved[key] = kv_heads * (work.qk_dim + values)
         if self.is_math(work):
@@ -466,10 +466,10 @@ class SavedTensors:
     def _views(
         self, node: Node, work: Attention, kv_heads: int, *, is_repeated: bool
     ) -> Iterator[Saved]:
-        """Queries, keys and values that one matrix made, as a fused kernel keeps them.
+        """Yield queries, keys and values of a fused projection, as a fused kernel saves them.
 
-        Rotating, repeating and caching copy. What is not copied is a view, and a single view keeps
-        the matrix's whole result alive.
+        Rotation, repetition and caching make copies. The others are views; a single view keeps
+        the projection's whole result alive.
         """
         size, cached = self.numbers.compute, self.kernels.has_cache
         is_copied = {
@@ -485,7 +485,7 @@ class SavedTensors:
             yield self._keep(node, buffer, self.widths[buffer] * size, split=True)
 
     def _recurrence(self, node: Node) -> Iterator[Saved]:
-        """A convolution or a scan as a fused kernel has it: what goes in, and what comes out."""
+        """Yield what a fused kernel of a convolution or scan saves: its inputs and its result."""
         if not self.needs[node.name]:
             return
         size = self.numbers.compute
@@ -493,7 +493,7 @@ class SavedTensors:
             yield self._keep(node, name, self.widths[name] * size, split=True)
 
     def _weighed(self, node: Node) -> Iterator[Saved]:
-        """A product of two results, such as experts' and the router's; a sum keeps nothing."""
+        """Yield the saved factors of a product: experts x router, scan x gate. A sum saves none."""
         weighs = [name for name in node.of if self._part(name) == "router"]
         gates = [name for name in node.of if isinstance(self.nodes[name].work, Scan)]
         if not (weighs or gates) or not self.needs[node.name]:
@@ -508,12 +508,12 @@ class SavedTensors:
 
 
 def _qkv_widths(work: Attention, kv_heads: int) -> tuple[int, int, int]:
-    """Numbers in one row of queries, of keys and of values."""
+    """Elements per token of queries, of keys and of values."""
     return work.heads * work.qk_dim, kv_heads * work.qk_dim, kv_heads * work.v_dim
 
 
 def widths(graph: Graph) -> dict[str, int]:
-    """Numbers in one row of each node's result; of an expert's, for one expert."""
+    """Return the elements per row of each node's result, by name; for experts, of one expert."""
     by_name: dict[str, int] = {}
     for node in graph:
         work = node.work
@@ -532,56 +532,55 @@ def widths(graph: Graph) -> dict[str, int]:
 
 # The largest number of bytes that the backward pass through one layer needs at a time.
 #
-# The layer's nodes are visited in reverse. Each takes the gradient of its result, makes those of
-# its inputs and weights, and then frees what it saved. So the peak is rarely where the layer
-# begins. It is at the activation between the feed-forward matrices, at attention where its
-# probabilities exist, or at a norm written in Python, whose derivative takes five tensors in 32
-# bits.
+# The layer's nodes are visited in reverse. Each reads the gradient of its result, computes those of
+# its inputs and weights, and then frees what it saved. So the peak is rarely at the layer's end. It
+# is at the activation between the feed-forward matrices, at eager attention with its probabilities,
+# or at a norm written in Python, whose derivative needs five 32-bit tensors.
 #
 # Temporaries inside a kernel (flash attention's 32-bit accumulator) are not counted.
 
-# RMSNorm in Python, backward: the gradient by way of the product, and for the mean square its own
+# RMSNorm in Python, backward: the gradient of the product, and for the mean square its own
 # gradient, the power, twice the power and their product (aten::pow_backward).
 _NORM_TENSORS = 5
-# Softmax, backward, on CUDA: the gradient that arrives, its product with the result, and the
-# gradient that leaves (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu). A CPU
-# has no product.
+# Softmax, backward, on CUDA: the gradient of its result, that gradient times the result, and the
+# gradient of its input (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu). On a
+# CPU the product is not stored.
 SOFTMAX_TENSORS = 3
-# 0.5 x (1 + tanh(...)) in Python: tensors as wide as the activation beyond its gradients.
+# 0.5 x (1 + tanh(...)) in Python: temporaries as wide as the activation, besides its gradients.
 _SPELLED_OUT_TENSORS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPeak:
-    """Bytes at the moment of a layer's backward pass that needs most."""
+    """Bytes at the moment of a layer's backward pass that needs the most memory."""
 
     saved: float = 0.0  # not freed yet
-    weight_gradients: float = 0.0  # made so far
+    weight_gradients: float = 0.0  # computed so far
     working: float = 0.0  # gradients of activations, and temporaries
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Saved tensors, weight gradients and working memory together."""
         return self.saved + self.weight_gradients + self.working
 
 
 class LayerBackward:
-    """Visits the nodes of one layer in reverse."""
+    """Simulates the backward pass through one layer, node by node, to find its memory peak."""
 
     def __init__(
         self, tensors: SavedTensors, share: Callable[[bool], float], *, recomputes_core: bool
     ) -> None:
-        """`share` of a device in what is, or is not, split by tensor parallelism."""
+        """`share(is_split)`: a device's share of a tensor that tensor parallelism splits or not."""
         self.tensors, self.parameters, self.share = tensors, tensors.parameters, share
         self.recomputes_core = recomputes_core  # selective checkpointing
 
     def peak(
         self, nodes: list[Node], saved: Iterable[Saved], arriving: dict[str, float], flowing: float
     ) -> LayerPeak:
-        """The largest moment.
+        """Return the moment of the largest memory use in the backward pass through `nodes`.
 
-        `arriving`: bytes of gradients that are there at the start, by node. `flowing`: bytes of the
-        residual stream's gradient, there all along.
+        `arriving`: bytes of the gradients that exist at the start, by node. `flowing`: bytes of
+        the residual stream's gradient, which exists throughout.
         """
         self.alive = listed_by((each.node, each) for each in saved)
         self.gradients = dict(arriving)  # of results inside the layer
@@ -606,7 +605,7 @@ class LayerBackward:
             self._moment(weight * self.tensors.numbers.compute)
         elif node.part == "norm":
             self._norm(node)
-        elif node.part == "lora":  # a sum hands its gradient on
+        elif node.part == "lora":  # a sum passes its gradient to both inputs
             self._hand_on(node)
         self.gradients.pop(node.name, None)
 
@@ -632,7 +631,7 @@ class LayerBackward:
             self._activation(node, below)
 
     def _activation(self, node: Node, product: str) -> None:
-        """Between the matrices of a feed-forward layer: what comes out of it is freed already."""
+        """Add the moment at the activation of a feed-forward layer; its result is already freed."""
         code = self.tensors.code
         if not code.keeps_result:
             self._free(node, product)
@@ -649,7 +648,7 @@ class LayerBackward:
         for name, width in zip(node.of, _qkv_widths(work, work.kv_heads), strict=True):
             sizes[name] = sizes.get(name, 0.0) + self._size(width, True, node)
         if tensors.is_written_out(work):
-            # At the softmax, whose result is needed; its copy for the product is freed already.
+            # The softmax needs its result; the 16-bit copy of it is already freed.
             self._free(node, f"{node.name}:cast")
             each = tensors.softmax_bytes(work)
             scores = tensors.batch.rows(node.stream) * work.heads * tensors.keys(node, work)

@@ -1,13 +1,13 @@
-"""Bytes of stored weights: bits per weight with their scales, as asked for or as a config has them.
+"""Bytes of stored weights: bits per weight with scales, from an option or from the configuration.
 
-A scale is stored for each few weights, so nf4 takes 4.5 bits, or 4.127 with quantised scales, AWQ
-and GPTQ 4.16, mxfp4 4.25. Only the matrices inside layers are quantised. Head and tables mostly
-stay in 16 bits, which are two fifths of Qwen2.5-7B-AWQ.
+Each group of weights has a scale, so nf4 takes 4.5 bits a weight, or 4.127 with quantised scales,
+AWQ and GPTQ 4.16, mxfp4 4.25. Only the matrices inside layers are quantised. Head and embedding
+mostly stay in 16 bits, which is two fifths of the bytes of Qwen2.5-7B-AWQ.
 
-Products may be in a third type: 4-bit weights are unpacked and multiplied in bf16.
+Products may use another type: 4-bit weights are unpacked and multiplied in bf16.
 
-A quantisation method that is not listed is an error. Taken for 16 bits, its bytes would be two to
-four times too many.
+An unknown quantisation method is an error. Counting it as 16 bits would give two to four times too
+many bytes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import EXPERTS, ModelConfig, quoted_value
 from ergmeter.flops.graph.graph import Graph, Linear, Node
 
-WIDE = 16  # bits from which on a type is for all of a model and not just for its matrices
+WIDE = 16  # a type of this many bits or more applies to the whole model, not only to matrices
 
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """A type that numbers are kept in."""
+    """A data type of stored weights, with the size of its scales."""
 
     name: str
     bits: int
-    scale_bits: int = 0  # of what is stored beside each group of weights: its scale and its zero
-    group: int | None = None  # weights that share it; None: all those of an output
+    scale_bits: int = 0  # of the scale and zero point of each group of weights
+    group: int | None = None  # weights per group; None: all weights of an output
 
     def bits_in(self, work: Linear) -> float:
-        """Bits of one weight of a matrix, scales included."""
+        """Return the bits per weight of a matrix, scales included."""
         return self.bits + self.scale_bits / (self.group or work.inputs)
 
     def matrix_bytes(self, work: Linear, number_bytes: float) -> float:
-        """Bytes of a matrix, whose bias has `number_bytes` a number."""
+        """Return the bytes of a matrix and its bias, whose elements take `number_bytes` each."""
         weights = work.inputs * work.outputs * work.copies
         return weights * self.bits_in(work) / 8 + (work.params - weights) * number_bytes
 
     @property
     def text(self) -> str:
-        """The type as text, with the rule for its scales."""
+        """The type's name, its bits per weight and its scales as text."""
         if not self.scale_bits:
             return f"{self.name}, {self.bits} bits"
         scales = f"{self.scale_bits} bits of scaling data for each"
@@ -54,10 +54,10 @@ class StoredType:
         return f"{self.name}, {each:.4g} bits: {self.bits}, and {scales} {self.group} weights"
 
 
-# bitsandbytes: a scale in 32 bits for each 64 weights, or one in 8 bits and for each 256 of those
-# one in 32 (QLoRA, arXiv 2305.14314); int8 with one in 32 for each output (arXiv 2208.07339). AWQ
-# and GPTQ: a scale in 16 bits and a zero as wide as a weight for each group, mostly of 128. The
-# microscaling types: 8 bits for each 32 (OCP MX 1.0); NVIDIA's, for each 16.
+# bitsandbytes: a 32-bit scale per 64 weights, or an 8-bit scale with a 32-bit scale per 256 of
+# them (QLoRA, arXiv 2305.14314); int8 has a 32-bit scale per output (arXiv 2208.07339). AWQ and
+# GPTQ: a 16-bit scale and a zero point as wide as a weight per group, mostly of 128 weights.
+# Microscaling types: an 8-bit scale per 32 weights (OCP MX 1.0); NVIDIA's per 16.
 STORED_TYPES = {
     each.name: each
     for each in (
@@ -73,17 +73,17 @@ STORED_TYPES = {
         StoredType("nvfp4", 4, 8, 16),
     )
 }
-# What a cache is kept in: the same without scales, of which it has one for a head or less.
+# Types of a KV cache. Their scales are not counted: at most one per head.
 _UNSCALED = ("fp32", "bf16", "fp16", "fp8", "int8")
 CACHED = {name: replace(STORED_TYPES[name], scale_bits=0) for name in _UNSCALED}
 _LONG = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp4": "nvfp4"}
 
 
 def stored_type(name: str, *, types: dict[str, StoredType] = STORED_TYPES) -> StoredType:
-    """A type by its name, or by the one torch has for it."""
+    """Return the type of this name, ours or torch's. Raises UsageError for another name."""
     short = _LONG.get(name.lower(), name.lower())
     if short not in types:
-        raise UsageError(f"nothing is kept as {name!r} here; there are {', '.join(types)}")
+        raise UsageError(f"no type {name!r} for stored numbers; there are {', '.join(types)}")
     return types[short]
 
 
@@ -94,12 +94,12 @@ class Storage:
     matrices: StoredType  # inside layers
     rest: StoredType  # head, embeddings, norms, biases, and matrices that are not converted
     cache: StoredType
-    left_alone: tuple[str, ...] = ()  # modules whose matrices are like the rest, as patterns
-    parts: tuple[str, ...] = ()  # of the model, whose matrices alone are quantised; none: all
+    left_alone: tuple[str, ...] = ()  # name patterns of modules that are not quantised
+    parts: tuple[str, ...] = ()  # the parts of the model that are quantised; none: all
     notes: tuple[str, ...] = ()  # how weights and cache are stored, and the source
 
     def held_bytes(self, node: Node) -> float:
-        """Bytes of a node's weights; for a tied matrix those of the other node."""
+        """Return the bytes of a node's weights; for a tied matrix, of the shared weights."""
         work = node.work
         if not isinstance(work, Linear):
             return node.params * self.rest.bits / 8
@@ -107,7 +107,7 @@ class Storage:
         return stored.matrix_bytes(work, self.rest.bits / 8)
 
     def total_bytes(self, graph: Graph) -> float:
-        """Bytes of all weights, each once: a checkpoint's size."""
+        """Return the bytes of all weights, tied ones once: the size of a checkpoint."""
         return sum(
             node.params * self.rest.bits / 8 if node.tied_to else self.held_bytes(node)
             for node in graph
@@ -124,7 +124,7 @@ class Storage:
 
 
 def _means(pattern: str, name: str) -> bool:
-    """True if a name of modules that are not converted is one of this node, or of one around it."""
+    """True if the name pattern of an excluded module matches this node or a module around it."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None
@@ -135,7 +135,7 @@ def _means(pattern: str, name: str) -> bool:
 
 
 def plain(name: str, *, source: str) -> Storage:
-    """Everything in one type."""
+    """Return a storage with weights and cache in one type; `source` says where it comes from."""
     stored = stored_type(name)
     return Storage(stored, stored, stored, notes=(f"weights and cache in {stored.text}: {source}",))
 
@@ -146,8 +146,8 @@ ASSUMED = plain("bf16", source="assumed, no type is given")
 # The storage that a configuration declares: its type, its quantisation.
 
 _QUANTISED = "quantization_config"
-# Fields by which modules are chosen or treated apart: GPTQModel's, optimum's, auto-round's. Where
-# one says something, what the matrices are kept in does not follow from the rest.
+# Fields that treat some modules differently (GPTQModel, optimum, auto-round). If one is set, the
+# other fields do not determine the type of every matrix.
 _APART = ("modules_in_block_to_quantize", "inside_layer_modules", "dynamic", "extra_config")
 _LEFT_ALONE = (
     *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"),
@@ -158,10 +158,10 @@ _LEFT_ALONE = (
 def storage_of(
     config: ModelConfig, *, weights: str | None = None, cache: str | None = None
 ) -> Storage:
-    """The storage of a model: as it is asked for, else as its configuration declares.
+    """Return the types of a model's weights and cache: as passed, else as its config declares.
 
-    FormatError where the configuration names a way of quantising that is not known. A type that
-    is asked for goes where its method puts it: mxfp4 on experts, where the model has some.
+    Raises FormatError if the config declares an unknown quantisation method. A type that is passed
+    applies where its method applies it: mxfp4 to the experts only, if the model has experts.
     """
     rest, whose = _own_type(config)
     fields = _raw(config, _QUANTISED)
@@ -178,7 +178,7 @@ def storage_of(
         matrices, source = rest, whose
     is_by_transformers = weights is not None or _method(quantised) == "mxfp4"
     if matrices == STORED_TYPES["mxfp4"] and is_by_transformers and _has_experts(config):
-        parts = ("experts",)  # which it converts alone
+        parts = ("experts",)  # transformers' mxfp4 converts nothing else
     if matrices.bits >= WIDE:
         rest = matrices
     cached, cache_source = _cache(quantised, cache, rest)
@@ -188,7 +188,7 @@ def storage_of(
 
 
 def declared_method(config: ModelConfig) -> str | None:
-    """The method of the quantisation that a configuration declares; None if it declares none."""
+    """Return the quantisation method that a configuration declares, or None."""
     fields = _raw(config, _QUANTISED)
     method = _method(ModelConfig(fields, where=config.where))
     return (method or fields.get("quant_algo") or "no method named") if fields else None
@@ -212,7 +212,7 @@ def _words(
 
 
 def _raw(config: ModelConfig, name: str) -> dict[str, Any]:
-    """An object of the configuration, or of its language model's."""
+    """Return a field that is a JSON object, from the config or its `text_config`; {} if absent."""
     inner = config.raw("text_config")
     value = config.raw(name) or (inner.get(name) if isinstance(inner, dict) else None)
     if value is None:
@@ -223,7 +223,7 @@ def _raw(config: ModelConfig, name: str) -> dict[str, Any]:
 
 
 def _own_type(config: ModelConfig) -> tuple[StoredType, str]:
-    """The type of weights that are not quantised, and its source."""
+    """Return the type of weights that are not quantised, and where it comes from."""
     inner = config.raw("text_config")
     for fields in (config.fields, inner if isinstance(inner, dict) else {}):
         for name in ("dtype", "torch_dtype"):
@@ -251,13 +251,12 @@ def _cache(
 
 
 def _quantised(quantization: ModelConfig) -> StoredType | None:
-    """The type of the quantised matrices; None where none is quantised."""
+    """Return the type of the quantised matrices, or None if the fields quantise nothing."""
     read = _METHODS.get(_method(quantization))
     if read is None:
-        method = quantization.word("quant_method") or "of no name"
+        method = quantization.word("quant_method") or ""
         raise FormatError(
-            f"{quantization.where}: what weights take under quant_method {method!r} is not"
-            " known; pass --weights-dtype"
+            f"{quantization.where}: quant_method {method!r} is not known; pass --weights-dtype"
         )
     for field in (*_APART, "lm_head"):
         if quantization.raw(field):
@@ -275,8 +274,8 @@ def _method(quantization: ModelConfig | None) -> str:
 
 def _not_understood(quantization: ModelConfig, field: str) -> FormatError:
     return FormatError(
-        f"{quantization.where}: which weights are kept how does not follow from {field}"
-        f" {quoted_value(quantization.raw(field))}; pass --weights-dtype"
+        f"{quantization.where}: {field} {quoted_value(quantization.raw(field))} does not show"
+        " the type of every weight; pass --weights-dtype"
     )
 
 
@@ -289,7 +288,7 @@ def _bitsandbytes(quantization: ModelConfig) -> StoredType | None:
 
 
 def _grouped(quantization: ModelConfig) -> StoredType:
-    """AWQ, GPTQ and AutoRound: a scale and a zero for each group."""
+    """AWQ, GPTQ and AutoRound: a scale and a zero point per group of weights."""
     if _method(quantization) == "auto_round" and quantization.raw("data_type") not in (None, "int"):
         raise _not_understood(quantization, "data_type")
     bits = quantization.integer("bits", "w_bit")
@@ -316,17 +315,16 @@ def _modelopt(quantization: ModelConfig) -> StoredType | None:
     formats = {"FP8": STORED_TYPES["fp8"], "NVFP4": STORED_TYPES["nvfp4"]}
     if algorithm not in formats:
         raise FormatError(
-            f"{quantization.where}: what weights take under quant_algo {algorithm!r} is not known;"
-            " pass --weights-dtype"
+            f"{quantization.where}: quant_algo {algorithm!r} is not known; pass --weights-dtype"
         )
     return formats[algorithm]
 
 
 def _compressed(quantization: ModelConfig) -> StoredType | None:
-    """compressed-tensors: groups of modules, of which all must be kept alike."""
+    """compressed-tensors: groups of modules, which must all have the same type."""
     sparsity = quantization.raw("sparsity_config")
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
-        raise _not_understood(quantization, "sparsity_config")  # zeros are left out of the file
+        raise _not_understood(quantization, "sparsity_config")  # the file omits zeros
     groups = quantization.raw("config_groups")
     schemes = {
         _group(ModelConfig(group, where=quantization.where), quantization.word("format"))
@@ -335,8 +333,8 @@ def _compressed(quantization: ModelConfig) -> StoredType | None:
     }
     if len(schemes) > 1:
         raise FormatError(
-            f"{quantization.where}: modules are quantised in {len(schemes)} ways, of which one is"
-            " understood; pass --weights-dtype"
+            f"{quantization.where}: modules are quantised in {len(schemes)} ways, and only one way"
+            " for all is supported; pass --weights-dtype"
         )
     return schemes.pop() if schemes else None
 

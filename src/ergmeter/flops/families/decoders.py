@@ -1,8 +1,8 @@
-"""Decoders of attention layers: a row for each family, read by one function.
+"""Readers of decoders whose layers are all attention layers: a `DecoderFamily` for each family.
 
-A row says how a family differs from Llama: names of fields, biases, norms, windows, experts. A few
-families compute a value of their row, or change the decoder in a way that no row has; a function
-does that.
+A `DecoderFamily` lists how a family differs from Llama: names of config fields, biases, norms,
+windows, experts. A few families need a function: it computes one of these values from the
+configuration, or changes the decoder in a way that no field describes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Layer,
 
 
 class Flag(NamedTuple):
-    """A field that is true or false, and its value where it is left out."""
+    """A boolean config field, and its default."""
 
     name: str
     default: bool = False
@@ -49,9 +49,9 @@ _TIED = Flag("tie_word_embeddings", default=True)
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily:
-    """A family of decoders. The defaults are Llama's."""
+    """How a family of decoders differs from Llama. The defaults are Llama's."""
 
-    # Fields that have its sizes.
+    # Names of the config fields that have the sizes.
     hidden: Names = ("hidden_size",)
     heads: Names = ("num_attention_heads",)
     kv_heads: Names = ("num_key_value_heads",)  # none: as many as heads
@@ -59,38 +59,38 @@ class DecoderFamily:
     needs_head_dim: bool = False
     size: Names = ("intermediate_size",)  # of the feed-forward
     layers: Names = ("num_hidden_layers",)
-    positions: Names = ()  # of a table of learned positions
+    positions: Names = ()  # rows of a table of learned positions
     # Attention.
     qkv_bias: bool | Flag = _ATTENTION_BIAS
-    out_bias: bool | Flag | None = None  # None: as the others
-    qk_norms: Literal["none", "head", "all"] = "none"  # norms of one head, or of all together
+    out_bias: bool | Flag | None = None  # None: as qkv_bias
+    qk_norms: Literal["none", "head", "all"] = "none"  # a norm per head, or over all heads
     qk_norms_if: Flag | None = None
-    has_sinks: bool = False  # a number for each head
+    has_sinks: bool = False  # attention sinks: a parameter per head
     attention: dict[str, Any] = field(default_factory=dict)  # other fields: names, fused, module
     latent: bool = False
-    window: Callable[[ModelConfig], int | None] | None = None  # of every layer
+    window: Callable[[ModelConfig], int | None] | None = None  # the same in all layers
     windows: Callable[[ModelConfig, int], Windows] | None = None  # of each layer
     # Feed-forward.
-    is_size_optional: bool = False  # four times the hidden size, where no field has it
+    is_size_optional: bool = False  # without the field: 4 x the hidden size
     mlp_bias: bool | Flag = _MLP_BIAS
     mlp: dict[str, Any] = field(default_factory=dict)
     experts: RoutedExperts | None = None
     # Norms.
-    norm: int = 1  # parameters for each channel: 2 with a bias, 0 of a norm without parameters
-    norms: Literal["before", "after", "around"] = "before"  # of each part of a layer
-    is_parallel: bool | Flag = False  # attention and feed-forward read the same
+    norm: int = 1  # parameters for each channel: 2 with a bias, 0 for a norm without parameters
+    norms: Literal["before", "after", "around"] = "before"  # where they are, for each sublayer
+    is_parallel: bool | Flag = False  # attention and feed-forward read the same input
     parallel_norms: int = 1
-    extra_params: Callable[[ModelConfig, int], int] | None = None  # of a layer, by its hidden size
+    extra_params: Callable[[ModelConfig, int], int] | None = None  # (config, hidden) -> per layer
     # Embedding and head.
     has_embedding_norm: bool = False
     is_tied: bool | Flag = _UNTIED
     head_bias: bool | Flag = False
     names: dict[str, str] = field(default_factory=dict)  # of modules: prefix, layer_name, ...
-    predicts_further: bool = False
-    family: str = ""  # the name that results have, where it is not the model_type
+    predicts_further: bool = False  # has multi-token prediction layers
+    family: str = ""  # the name in results, if not the model_type
 
     def __call__(self, c: ModelConfig) -> Decoder:
-        """The decoder that a configuration of this family describes."""
+        """Return the decoder that a configuration of this family describes."""
         if self.needs_head_dim:
             c.integer(*self.head_dim)
         window = self.window(c) if self.window else None
@@ -153,7 +153,7 @@ def _is(c: ModelConfig, value: bool | Flag) -> bool:
 
 
 def _with_each(layers: Sequence[Layer], name: str, values: Sequence[int | None]) -> list[Layer]:
-    """The layers with a value each for this field of their attention."""
+    """Return the layers with the attention field `name` set to one of `values` in each."""
     changes: list[dict[str, Any]] = [{name: value} for value in values]
     return [
         replace(layer, mixers=tuple(replace(mixer, **change) for mixer in layer.mixers))
@@ -162,9 +162,9 @@ def _with_each(layers: Sequence[Layer], name: str, values: Sequence[int | None])
 
 
 def _with_further(c: ModelConfig, base: Decoder) -> Decoder:
-    """The same decoder with the layers that predict further tokens, if they are to be counted.
+    """Return the decoder with its multi-token prediction layers, if the configuration counts them.
 
-    transformers does not build them; to count them, pass their number under Megatron's name for it.
+    transformers does not build these layers. `mtp_num_layers`, Megatron's field, counts them.
     """
     further = c.integer("mtp_num_layers", default=0, at_least=0)
     count = c.integer("num_nextn_predict_layers", default=0, at_least=0)
@@ -177,11 +177,11 @@ def _with_further(c: ModelConfig, base: Decoder) -> Decoder:
     return replace(base, assumptions=(*base.assumptions, assumption))
 
 
-# Windows that have a rule of their own.
+# Rules of single families: which layers have a window.
 
 
 def _qwen2_windows(c: ModelConfig, layers: int) -> Windows:
-    """Upper layers have a window, where it is switched on; of a mixture every second lower one."""
+    """If windows are on: Qwen2's upper layers have one, Qwen2-MoE's even layers below those."""
     window = qwen_window(c)
     if window is None:
         return [None] * layers
@@ -193,7 +193,7 @@ def _qwen2_windows(c: ModelConfig, layers: int) -> Windows:
 
 
 def _smollm3_windows(c: ModelConfig, layers: int) -> Windows:
-    """Layers without rotary positions have a window, where it is switched on."""
+    """If windows are on, the layers without rotary positions have one."""
     if not c.flag("use_sliding_window", default=False):
         return [None] * layers
     every = c.integer("no_rope_layer_interval", default=4)
@@ -205,7 +205,7 @@ def _smollm3_windows(c: ModelConfig, layers: int) -> Windows:
 
 def _exaone4_windows(c: ModelConfig, layers: int) -> Windows:
     window = c.maybe("sliding_window")
-    # The 32B model has a pattern of letters beside the list of layers that it makes.
+    # The 32B model has both layer_types and the pattern of letters that they come from.
     is_ruled = window is not None and "layer_types" not in c
     every = c.maybe("sliding_window_pattern") if is_ruled else None
     return windows_of(layer_kinds(c, layers, every_nth_full(every or 1)), window)
@@ -232,14 +232,14 @@ def _gpt_neo_windows(c: ModelConfig, layers: int) -> Windows:
                     kinds.extend(str(kind) for _ in range(times) for kind in group)
                 case _:
                     raise FormatError(
-                        f"{c.where}: attention_types must be a list of pairs, kinds of layers and"
-                        f" how often they come; got {quoted_value(value)}"
+                        f"{c.where}: attention_types must be a list of pairs (a list of layer"
+                        f" kinds, the times it repeats); got {quoted_value(value)}"
                     )
     check_listed(c, "attention_types", kinds, layers)
     return [c.integer("window_size") if kind == "local" else None for kind in kinds]
 
 
-# Layers that have experts, by rules of one family.
+# Rules of single families: which layers have experts.
 
 
 def _llama4_mixtures(c: ModelConfig, layers: int) -> set[int]:
@@ -249,7 +249,7 @@ def _llama4_mixtures(c: ModelConfig, layers: int) -> set[int]:
 
 
 def _ernie_mixtures(c: ModelConfig, layers: int) -> set[int]:
-    """Every so many layers, from one to another."""
+    """Return the mixture layers: every `moe_layer_interval`-th from start to end index."""
     first = c.integer("moe_layer_start_index", at_least=0)
     last = c.integer("moe_layer_end_index", default=-1, at_least=-1)
     last = layers - 1 if last == -1 else last
@@ -257,7 +257,7 @@ def _ernie_mixtures(c: ModelConfig, layers: int) -> set[int]:
     return {number for number in range(first, last + 1) if (number + 1) % every == 0}
 
 
-# Rows that others are built on.
+# Families that other families are built on.
 
 _PLAIN = {"is_gated": False, "names": ("up_proj", "down_proj")}
 _GPT2_NAMES = {"prefix": "transformer", "layer_name": "h", "embedding_name": "wte"}
@@ -299,7 +299,7 @@ _GRANITE_MOE = DecoderFamily(
         shared_size=("shared_intermediate_size",), shared_default=0, module="block_sparse_moe"
     )
 )
-# Dense decoders with GPT-2's fields: no groups of keys, norms and matrices with biases.
+# Dense decoders with GPT-2's fields: no grouped queries; norms and matrices with biases.
 _GPT2 = DecoderFamily(
     hidden=("n_embd", "hidden_size"),
     heads=("n_head", "num_attention_heads"),
@@ -334,11 +334,11 @@ _MPT = DecoderFamily(
 )
 
 
-# Families that compute a value of their row, or more.
+# Families that need a function.
 
 
 def _falcon(c: ModelConfig) -> Decoder:
-    """Falcon: one key-value head, or groups in the new architecture; parallel; tied."""
+    """Falcon: one key-value head, or groups in the new architecture; parallel block; tied head."""
     hidden = c.integer("hidden_size", "n_embed")
     heads = c.integer("num_attention_heads", "n_head")
     is_new = c.flag("new_decoder_architecture", default=False)
@@ -365,7 +365,7 @@ def _falcon(c: ModelConfig) -> Decoder:
 
 
 def _mpt(c: ModelConfig) -> Decoder:
-    """MPT: no biases, fused, tied; ALiBi or learned positions."""
+    """MPT: no biases, fused projections, tied head; ALiBi or learned positions."""
     size = c.share("expansion_ratio", c.integer("d_model", "hidden_size"), default=4)
     has_alibi = "attn_config" not in c or c.part("attn_config").flag("alibi", default=True)
     has_positions = c.flag("learned_pos_emb", default=True) and not has_alibi
@@ -383,14 +383,14 @@ def _gpt_bigcode(c: ModelConfig) -> Decoder:
 
 
 def _opt(c: ModelConfig) -> Decoder:
-    """OPT: learned positions, two rows of which are never used; biases; tied."""
+    """OPT: learned positions (two unused rows), biases, tied head."""
     hidden = c.integer("hidden_size")
     if c.integer("word_embed_proj_dim", default=hidden) != hidden or not c.flag(
         "do_layer_norm_before", default=True
     ):
         raise FormatError(
             f"{c.where}: word_embed_proj_dim is not hidden_size, or do_layer_norm_before is false;"
-            " an OPT of this kind (the one of 350M) can't be read"
+            " such an OPT (the 350M model) is not supported"
         )
     bias = Flag("enable_bias", default=True)
     decoder = DecoderFamily(
@@ -425,7 +425,7 @@ _BLOOM = replace(
 
 
 def _llama4(c: ModelConfig) -> Decoder:
-    """Llama 4's language model: mixtures with a shared expert; three chunked layers to one."""
+    """Llama 4's language model: mixtures with a shared expert; 3 chunked layers to 1 full."""
     base = _LLAMA4(c)
     kinds = layer_kinds(c, len(base.layers), every_nth_full(4, "chunked_attention"))
     chunk = c.maybe("attention_chunk_size")
@@ -442,7 +442,7 @@ _LLAMA4 = DecoderFamily(
 
 
 def _dbrx(c: ModelConfig) -> Decoder:
-    """DBRX: sixteen fine experts, four of them used; its parts configured apart."""
+    """DBRX: a mixture in every layer; attention and experts in config objects of their own."""
     kv_heads = c.part("attn_config").integer("kv_n_heads")
     experts = RoutedExperts(
         ("moe_num_experts",), ("ffn_hidden_size",), ("moe_top_k",), module="ffn"
@@ -453,9 +453,9 @@ def _dbrx(c: ModelConfig) -> Decoder:
 
 
 def _ernie_moe(c: ModelConfig) -> Decoder:
-    """ERNIE 4.5 MoE: mixtures from one layer to another, with shared experts."""
+    """ERNIE 4.5 MoE: mixtures with shared experts in a range of layers."""
     if c.flag("use_bias", default=False):
-        raise FormatError(f"{c.where}: use_bias is true; a mixture with biases can't be read")
+        raise FormatError(f"{c.where}: use_bias is true; experts with biases are not supported")
     experts = RoutedExperts(
         ("moe_num_experts",),
         ("moe_intermediate_size",),
@@ -468,12 +468,12 @@ def _ernie_moe(c: ModelConfig) -> Decoder:
 
 
 def _hunyuan_moe(c: ModelConfig) -> Decoder:
-    """Hunyuan MoE: every layer a mixture, with a shared expert of the same size."""
+    """Hunyuan MoE: a mixture in every layer, with a shared expert as large as a routed one."""
     base = DecoderFamily(qk_norms="head")(c)
     count, size = len(base.layers), c.integer("intermediate_size")
     experts, used = (each_layer(c, name, count) for name in ("num_experts", "moe_topk"))
     if any(top > most for top, most in zip(used, experts, strict=True)):
-        raise FormatError(f"{c.where}: moe_topk is more than the experts of a layer")
+        raise FormatError(f"{c.where}: moe_topk is more than num_experts in a layer")
     layers = tuple(
         replace(layer, feed=Experts(most, top, size, shared_size=size))
         for layer, most, top in zip(base.layers, experts, used, strict=True)
@@ -498,7 +498,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "olmo": _OLMO,
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, family="olmo2", windows=but_every(4, is_optional=True)),
-    # Layers without rotary positions may have a window.
+    # Its layers without rotary positions may have a window.
     "smollm3": DecoderFamily(windows=_smollm3_windows, family="llama"),
     # Command R, R7B and A: a parallel block with one norm.
     "cohere": _COHERE,
@@ -509,7 +509,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
         norm=2,
         is_parallel=Flag("use_parallel_residual"),
     ),
-    # GLM 4 of 9B and GLM-Edge; GLM 4 of 2025.
+    # glm: GLM 4 9B and GLM-Edge; glm4: GLM 4 of 2025.
     "glm": _GLM,
     "glm4": replace(_GLM, norms="around"),
     "ernie4_5": _ERNIE,
@@ -517,13 +517,13 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "arcee": DecoderFamily(mlp=_PLAIN),
     "seed_oss": DecoderFamily(out_bias=Flag("attention_out_bias")),
     "hunyuan_v1_dense": DecoderFamily(qk_norms="head"),
-    # A norm before the output of attention, and one before that of the feed-forward.
+    # Extra norms before the output matrices of attention and feed-forward.
     "bitnet": DecoderFamily(extra_params=lambda c, hidden: hidden + c.integer("intermediate_size")),
     "nanochat": replace(_OLMO, mlp={"is_gated": False, "bias": False, "names": ("fc1", "fc2")}),
     "apertus": DecoderFamily(
         qk_norms="head", mlp={**_PLAIN, "bias": False}, extra_params=lambda _config, _hidden: _XIELU
     ),
-    # Code World Model: three layers with a window to one without.
+    # Code World Model: three layers with a window, then one without.
     "cwm": DecoderFamily(windows=_cwm_windows),
     "starcoder2": DecoderFamily(
         qkv_bias=Flag("use_bias", default=True),

@@ -1,11 +1,11 @@
 """Readers and graphs of encoders (BERT and its successors) and of encoder-decoders (T5, BART).
 
-An encoder is built with the head of masked language modelling at every position, as transformers
-computes it. `graph.heads` exchanges the head where the class has another.
+An encoder is built with a masked-language-modelling head at every position, as transformers
+computes it. `graph.heads` replaces the head if the model's class has another.
 
 An encoder-decoder has two sequence lengths: the source, which is read once, and the target. The
-keys of cross attention are computed for the source's positions, although they are in the decoder's
-layers. The encoder's rows are `source`, the decoder's `tokens`.
+decoder's layers compute the keys of cross attention, one per source position. The encoder's rows
+are the stream `source`, the decoder's are `tokens`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ergmeter.flops.graph.layers import AttentionLayer, EncoderBlock, Mlp, add_b
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder with the head of masked language modelling."""
+    """An encoder with a masked-language-modelling head."""
 
     family: str
     hidden: int
@@ -36,30 +36,30 @@ class Encoder:
     layer_name: str = "encoder.layer"
     width: int | None = None  # of the embedding, where it is projected to the hidden size
     final_norm: int = 0
-    head_bias: bool = True  # of the transformation before the last matrix
+    head_bias: bool = True  # of the head's first matrix
     head_names: tuple[str, str] = ("cls.predictions.transform.dense", "cls.predictions.decoder")
     is_tied: bool = True
     has_decoder_bias: bool = True
     relative: Relative | None = None
     conv_width: int = 0  # of a convolution beside the first layer
-    has_norm: bool = True  # of the embedding
-    is_projected: bool = False  # even where the embedding is as wide as the layers
-    weights_of: tuple[int, ...] = ()  # for each layer which of the weights it has, where shared
-    unused: int = 0  # parameters that no training of a language model reads
+    has_norm: bool = True  # a norm after the embedding
+    is_projected: bool = False  # project the embedding even if it is as wide as the layers
+    weights_of: tuple[int, ...] = ()  # layers with the same number here share their weights
+    unused: int = 0  # parameters that language-model training does not read
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """Disentangled attention (DeBERTa, arXiv 2006.03654): contents against relative positions."""
+    """Disentangled attention (DeBERTa, arXiv 2006.03654): also contents x relative positions."""
 
-    rows: int  # of the table, each side of zero together
-    kinds: tuple[str, ...]  # c2p, p2c
-    is_shared: bool  # positions go through the projections of the contents
-    norm: int
+    rows: int  # of the table: negative and positive distances
+    kinds: tuple[str, ...]  # c2p (content to position), p2c
+    is_shared: bool  # positions use the projections of the contents
+    norm: int  # parameters of the table's norm
 
 
 def encoder_graph(e: Encoder) -> Graph:
-    """The graph of an encoder with its head."""
+    """Return the graph of an encoder with its masked-language-modelling head."""
     b = Builder()
     at, width = e.prefix, e.width or e.hidden
     name = f"{at}.embeddings.word_embeddings"
@@ -74,7 +74,7 @@ def encoder_graph(e: Encoder) -> Graph:
     if width != e.hidden or e.is_projected:
         x = b.linear(f"{at}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
     positions = ""
-    if e.relative is not None:  # their table goes through every layer once a step
+    if e.relative is not None:  # every layer projects the whole table once a step
         name, params = f"{at}.encoder.rel_embeddings", e.relative.rows * e.hidden + e.relative.norm
         stream = "relative positions"
         positions = b.add(name, "embedding", params=params, stream=stream, role="positions")
@@ -103,7 +103,7 @@ def encoder_graph(e: Encoder) -> Graph:
 
 
 def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
-    """The same nodes, the parameters of a layer that has another's tied to that one's."""
+    """Return the nodes; layers that share weights are tied to the first layer that has them."""
     names = [f"{e.prefix}.{e.layer_name}.{number}" for number in range(len(e.blocks))]
     owners = {name: names[e.weights_of.index(e.weights_of[n])] for n, name in enumerate(names)}
 
@@ -126,7 +126,7 @@ def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
 def _add_disentangled(
     b: Builder, block: EncoderBlock, r: Relative, x: str, positions: str, hidden: int
 ) -> str:
-    """A layer whose scores are three products: contents with each other and with positions."""
+    """Append a DeBERTa layer: scores of contents x contents and contents x relative positions."""
     inner = Builder(layer=b.layer)
     out = add_block(inner, block, x, hidden)
     a = block.attention
@@ -172,7 +172,7 @@ def _block(
     heads: Names = ("num_attention_heads",),
     size: Names = ("intermediate_size",),
 ) -> EncoderBlock:
-    """A layer as BERT has it; names of its matrices, and of the fields that have its sizes."""
+    """Return a BERT layer; arguments name its matrices and the config fields with its sizes."""
     wide = c.integer(*hidden)
     mixer = biased_attention(c, wide, c.integer(*heads), names=attention, module="attention")
     mlp = Mlp(c.integer(*size), is_gated=False, bias=True, names=feed, module=module)
@@ -186,7 +186,7 @@ def _encoder(
     blocks: tuple[EncoderBlock, ...],
     **changes: Any,  # noqa: ANN401
 ) -> Encoder:
-    """An encoder of these layers; `tables` are parameters of positions and segment types."""
+    """Return an encoder of `blocks`; `tables`: parameters of positions and segment types."""
     kind, vocab = c.model_type, c.integer("vocab_size")
     is_tied = c.flag("tie_word_embeddings", default=True)
     base = Encoder(kind, hidden, vocab, blocks, kind, tables, norm=2 * hidden, is_tied=is_tied)
@@ -194,7 +194,7 @@ def _encoder(
 
 
 def bert(c: ModelConfig, block: EncoderBlock | None = None, **changes: Any) -> Encoder:  # noqa: ANN401
-    """BERT, and what differs from it in a few fields."""
+    """BERT; `block` and `changes` make variants of it."""
     hidden = c.integer("hidden_size")
     width = c.integer("embedding_size", default=hidden)
     rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
@@ -203,13 +203,13 @@ def bert(c: ModelConfig, block: EncoderBlock | None = None, **changes: Any) -> E
 
 
 def electra(c: ModelConfig) -> Encoder:
-    """ELECTRA's generator: BERT whose embedding is narrower than its layers."""
+    """ELECTRA's generator: BERT with an embedding that is narrower than its layers."""
     c.integer("embedding_size")
     return bert(c, head_names=("generator_predictions.dense", "generator_lm_head"))
 
 
 def ernie(c: ModelConfig) -> Encoder:
-    """ERNIE 1 to 3: BERT, in some with a table of tasks as well."""
+    """ERNIE 1 to 3: BERT, in some models with a table of task types."""
     base = bert(c)
     has_tasks = c.flag("use_task_id", default=False)
     tasks = c.integer("task_type_vocab_size", default=0) if has_tasks else 0
@@ -217,7 +217,7 @@ def ernie(c: ModelConfig) -> Encoder:
 
 
 def albert(c: ModelConfig) -> Encoder:
-    """ALBERT: BERT whose layers share their weights, all of them or in groups."""
+    """ALBERT: BERT with weights shared between all layers or between groups of layers."""
     count = c.integer("num_hidden_layers")
     block = _block(c, ("query", "key", "value", "dense"), ("ffn", "ffn_output"))
     groups = c.integer("num_hidden_groups", default=1)
@@ -247,11 +247,11 @@ def mpnet(c: ModelConfig) -> Encoder:
 
 
 def esm(c: ModelConfig) -> Encoder:
-    """ESM-2 and ESM-1b: BERT with its norms before each part, rotary or learned positions."""
+    """ESM-2 and ESM-1b: BERT with pre-norm layers and rotary or learned positions."""
     if c.flag("is_folding_model", default=False):
         raise FormatError(
-            f"{c.where}: is_folding_model is true; ESMFold's trunk can't be read: leave the field"
-            " out to count its language model"
+            f"{c.where}: is_folding_model is true; ESMFold's trunk is not supported: leave the"
+            " field out to count the language model only"
         )
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     has_table = (c.word("position_embedding_type") or "absolute") == "absolute"
@@ -264,12 +264,12 @@ def esm(c: ModelConfig) -> Encoder:
         has_norm=c.flag("emb_layer_norm_before", default=False),
         final_norm=2 * hidden,
         head_names=_LM_HEAD,
-        unused=count * heads + 1,  # a regression on all attention weights, which training leaves
+        unused=count * heads + 1,  # a regression on attention weights that training does not use
     )
 
 
 def distilbert(c: ModelConfig) -> Encoder:
-    """DistilBERT: no segment types, and names of its own."""
+    """DistilBERT: BERT without segment types, with other field and module names."""
     block = _block(
         c,
         ("q_lin", "k_lin", "v_lin", "out_lin"),
@@ -292,7 +292,7 @@ def distilbert(c: ModelConfig) -> Encoder:
 
 
 def modernbert(c: ModelConfig) -> Encoder:
-    """ModernBERT: gated, rotary, two layers that see a neighbourhood to one that sees all."""
+    """ModernBERT: gated feed-forward, rotary positions; 2 layers with a window to 1 full."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
     has_bias = c.flag("attention_bias", default=False)
@@ -327,7 +327,7 @@ def modernbert(c: ModelConfig) -> Encoder:
 
 
 def deberta(c: ModelConfig) -> Encoder:
-    """DeBERTa 2 and 3: BERT whose attention also compares contents with relative positions."""
+    """DeBERTa 2 and 3: BERT with attention scores of contents x relative positions as well."""
     names = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
     base = bert(c, _block(c, names), prefix="deberta")
     hidden, positions = base.hidden, c.integer("max_position_embeddings")
@@ -373,7 +373,7 @@ ENCODERS: dict[str, Callable[[ModelConfig], Encoder]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One of the two halves: its layers, and what is before and after them."""
+    """The encoder or the decoder of an encoder-decoder: its layers, positions and norms."""
 
     blocks: tuple[EncoderBlock, ...]
     prefix: str
@@ -384,7 +384,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Seq2Seq:
-    """An encoder and the decoder that reads it."""
+    """An encoder-decoder: the decoder's cross attention reads the encoder's output."""
 
     family: str
     hidden: int
@@ -395,13 +395,13 @@ class Seq2Seq:
     shared: str | None = "model.shared"  # the embedding of both
     layer_name: str = "layers"
     head_name: str = "lm_head"
-    mel_bins: int = 0  # of the spectrogram that two convolutions read
+    mel_bins: int = 0  # of a spectrogram, which two convolutions read; 0: text input
     facts: tuple[tuple[str, int], ...] = ()
     assumptions: tuple[str, ...] = ()
 
 
 def seq2seq_graph(m: Seq2Seq) -> Graph:
-    """The graph of an encoder-decoder: the encoder's rows are `source`, the decoder's `tokens`."""
+    """Return an encoder-decoder's graph: streams `source` (encoder) and `tokens` (decoder)."""
     b = Builder()
     shared = None
     if m.shared is not None:
@@ -426,7 +426,7 @@ def _embedding(b: Builder, m: Seq2Seq, stack: Stack, shared: str | None) -> str:
 
 
 def _front_end(b: Builder, m: Seq2Seq) -> str:
-    """Two convolutions of width 3 over the spectrogram, the second at every second frame.
+    """Append two convolutions of width 3 over the spectrogram, the second with stride 2.
 
     Each is a matrix product of a row and its two neighbours: 3 x channels in, the hidden size out.
     """
@@ -451,7 +451,7 @@ def _add_stack(b: Builder, m: Seq2Seq, stack: Stack, x: str, *, memory: str | No
 
 
 def t5(c: ModelConfig) -> Seq2Seq:
-    """T5, mT5, FLAN: relative positions in the first layer of each half; UMT5: in every layer."""
+    """T5, mT5, FLAN, UMT5. A relative-position table is in each stack's first layer; UMT5: all."""
     tables_everywhere = c.model_type == "umt5"
     hidden, heads = c.integer("d_model"), c.integer("num_heads")
     attention = AttentionLayer(heads, heads, c.integer("d_kv"), names=("q", "k", "v", "o"))
@@ -480,17 +480,17 @@ def t5(c: ModelConfig) -> Seq2Seq:
 class BartVariant(NamedTuple):
     """How a family differs from BART."""
 
-    is_post_norm: bool  # normed after the sum
+    is_post_norm: bool  # norm after the residual sum
     has_embedding_norm: bool
     has_final_norm: bool
-    unused_positions: int | None = 0  # rows of its tables that are never used; None: no tables
+    unused_positions: int | None = 0  # unused rows of the position tables; None: no tables
 
 
 _BARTS = {
     "bart": BartVariant(True, True, False, 2),
     "mbart": BartVariant(False, True, True, 2),
-    "pegasus": BartVariant(False, False, True),  # sines for positions, stored as parameters
-    "m2m_100": BartVariant(False, False, True, None),  # M2M-100 and NLLB; sines for positions
+    "pegasus": BartVariant(False, False, True),  # sinusoidal positions, stored as parameters
+    "m2m_100": BartVariant(False, False, True, None),  # M2M-100 and NLLB: sinusoidal positions
     "marian": BartVariant(True, False, False),
     "whisper": BartVariant(False, False, True),
 }
@@ -500,8 +500,8 @@ def bart(c: ModelConfig) -> Seq2Seq:
     """BART, mBART, Pegasus, M2M-100, NLLB and Marian."""
     if c.model_type == "marian" and not c.flag("share_encoder_decoder_embeddings", default=True):
         raise FormatError(
-            f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model of two"
-            " embeddings can't be read"
+            f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model with two"
+            " embeddings is not supported"
         )
     unused, rows = _BARTS[c.model_type].unused_positions, 0
     if unused is not None:
@@ -510,7 +510,7 @@ def bart(c: ModelConfig) -> Seq2Seq:
 
 
 def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = True) -> Seq2Seq:
-    """The encoder-decoder of BART and its many kin; `positions` are the rows of both tables."""
+    """Return an encoder-decoder like BART; `positions`: rows of the encoder's, decoder's table."""
     variant = _BARTS[c.model_type]
     hidden = c.integer("d_model")
     norm = 2 * hidden
@@ -539,7 +539,7 @@ def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = Tru
 
 
 def whisper(c: ModelConfig) -> Seq2Seq:
-    """Whisper: two convolutions before the encoder, which always reads thirty seconds."""
+    """Whisper: two convolutions, then an encoder that always reads 30 seconds of audio."""
     read = c.integer("max_source_positions")
     base = _like_bart(c, (read, c.integer("max_target_positions")), k_bias=False)
     return replace(
@@ -549,8 +549,7 @@ def whisper(c: ModelConfig) -> Seq2Seq:
         mel_bins=c.integer("num_mel_bins"),
         facts=(("source_len", read), ("frames_per_source", 2)),
         assumptions=(
-            f"each sequence comes with {2 * read} frames of audio, padded to that where it is"
-            " shorter",
+            f"each sequence has {2 * read} frames of audio; shorter audio is padded to this length",
         ),
     )
 

@@ -1,8 +1,8 @@
-"""Readers of hybrids: state spaces, linear attention, and layers that differ in width.
+"""Readers of hybrid decoders: state spaces, linear attention, and layers that differ in width.
 
-Gemma 3n and 4 are here too. A table beside the embedding feeds every layer a few numbers a token.
-Upper layers share the keys and values of lower ones. Layers without a window have other heads than
-those with one.
+Gemma 3n and 4 are here too. A second embedding table gives every layer a small input per token.
+Upper layers reuse the keys and values of lower ones. Layers with a window and layers without one
+differ in their head sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ergmeter.flops.graph.layers import (
 def _layers(
     hidden: int, mixers: Iterable[Mixer], feeds: Iterable[Mlp | Experts]
 ) -> tuple[Layer, ...]:
-    """Layers of a mixer and a feed-forward, each with a norm before it."""
+    """Return layers of a mixer and a feed-forward, with a norm before each of the two."""
     return tuple(
         Layer((mixer,), feed, norm=hidden, feed_norm=hidden)
         for mixer, feed in zip(mixers, feeds, strict=False)
@@ -53,10 +53,11 @@ def _layers(
 
 
 def _delta_net(c: ModelConfig, hidden: int) -> Recurrent:
-    """Gated linear attention by the delta rule (arXiv 2412.06464)."""
+    """Return a Gated DeltaNet mixer: linear attention with the delta rule (arXiv 2412.06464)."""
     key_heads, heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
     key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
-    # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
+    # Each value head has a state of key_dim x value_dim. FLOPs: the key reads it, the delta rule
+    # corrects it, the query reads it.
     values, state = heads * value_dim, heads * key_dim * value_dim
     channels = 2 * key_heads * key_dim + values
     qkvz = Piece("in_proj_qkvz", hidden, channels + values)
@@ -98,7 +99,7 @@ def qwen3_next(c: ModelConfig) -> Decoder:
 
 
 def mamba(c: ModelConfig) -> Decoder:
-    """Mamba: nothing but state-space layers."""
+    """Mamba: state-space layers only."""
     hidden = c.integer("hidden_size", "d_model")
     inner = c.maybe("intermediate_size") or c.share("expand", hidden, default=2)
     mixer = Mamba(
@@ -113,14 +114,14 @@ def mamba(c: ModelConfig) -> Decoder:
 
 
 def mamba2(c: ModelConfig) -> Decoder:
-    """Mamba 2: heads and a larger state."""
+    """Mamba-2: state-space layers only, with heads and a larger state than Mamba's."""
     hidden = c.integer("hidden_size")
     mixer = _mamba2(c, c.share("expand", hidden, default=2), "use_bias", "mixer")
     return _state_space(c, "mamba2", hidden, mixer, tied=False)
 
 
 def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
-    """A Mamba-2 layer (arXiv 2405.21060), by the names that any family has for its sizes."""
+    """Return a Mamba-2 mixer (arXiv 2405.21060); sizes are read under any family's field names."""
     hidden = c.integer("hidden_size")
     state = c.integer("state_size", "ssm_state_size", "mamba_d_state")
     heads = c.integer("num_heads", "mamba_num_heads", "mamba_n_heads")
@@ -147,7 +148,7 @@ def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
 
 
 def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied: bool) -> Decoder:
-    """A decoder of nothing but state-space layers."""
+    """Return a decoder whose layers are all `mixer`, with no feed-forward."""
     vocab, count = c.integer("vocab_size"), c.integer("num_hidden_layers", "n_layer")
     layers = (Layer((mixer,), norm=hidden),) * count
     is_tied = c.flag("tie_word_embeddings", default=tied)
@@ -156,7 +157,7 @@ def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied
 
 
 def jamba(c: ModelConfig) -> Decoder:
-    """Jamba: one attention layer in eight, the others Mamba; every second a mixture."""
+    """Jamba: by default 1 attention layer in 8, the others Mamba; every second layer a mixture."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     attention = self_attention(c)
     state, rank = c.integer("mamba_d_state"), c.integer_or_auto("mamba_dt_rank") or -(-hidden // 16)
@@ -181,18 +182,18 @@ def jamba(c: ModelConfig) -> Decoder:
 
 
 def mamba2_of(c: ModelConfig) -> Recurrent:
-    """Mamba-2 as the hybrids write it."""
+    """Return the Mamba-2 mixer of a hybrid model, whose size fields start with `mamba_`."""
     hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
     head_dim = c.integer_or_auto("mamba_d_head")
     inner = c.maybe("mamba_d_ssm") or (head_dim or 0) * heads or c.integer("mamba_expand") * hidden
     return _mamba2(c, inner, "mamba_proj_bias", "mamba")
 
 
-_ATTENDS = ("attention", "full_attention")  # before transformers 5, and since
+_ATTENDS = ("attention", "full_attention")  # the name before transformers 5, and the new name
 
 
 def bamba(c: ModelConfig) -> Decoder:
-    """Bamba: Mamba-2 layers with a few of attention, each with a feed-forward."""
+    """Bamba: Mamba-2 layers and a few attention layers, each with a feed-forward."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     attends = c.integers("attn_layer_indices") or []
 
@@ -238,7 +239,7 @@ _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def nemotron_h(c: ModelConfig) -> Decoder:
-    """Nemotron-H and Nemotron 3: each layer one thing, Mamba-2, attention or a feed-forward."""
+    """Nemotron-H and Nemotron 3: each layer is only Mamba-2, attention or a feed-forward."""
     hidden = c.integer("hidden_size")
     name, kinds = "layers_block_type", c.names("layers_block_type", "layer_types")
     if kinds is None:
@@ -270,7 +271,7 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
         return Layer((), replace(mlp, module="mixer"), feed_norm=hidden)
     if kind != "moe" or "moe_latent_size" in c:
         what = "moe_latent_size" if kind == "moe" else f"a layer of the kind {kind!r}"
-        raise FormatError(f"{c.where}: {what} can't be read")
+        raise FormatError(f"{c.where}: {what} is not supported")
     experts = RoutedExperts(
         ("n_routed_experts",),
         ("moe_intermediate_size",),
@@ -297,7 +298,7 @@ def lfm2(c: ModelConfig) -> Decoder:
 
 
 def lfm2_moe(c: ModelConfig) -> Decoder:
-    """LFM2 with mixtures above the first layers."""
+    """LFM2-MoE: the first layers are dense, the others mixtures."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     if c.names("layer_types") is None:
         raise FormatError(f"{c.where}: the field layer_types is missing; add it")
@@ -341,7 +342,7 @@ def minimax(c: ModelConfig) -> Decoder:
         Piece("out_proj", inner, hidden),
         part="linear attention",
         module="self_attn",
-        scan=5 * state,  # it decays, a product is added, a query reads it
+        scan=5 * state,  # the state decays, key x value is added, the query reads it
         state=state,
         norm=inner,
     )
@@ -360,7 +361,7 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
     wide = c.integer("lru_width", default=hidden)
     if wide % heads:
         raise FormatError(
-            f"{c.where}: lru_width {wide} is no multiple of num_attention_heads {heads}"
+            f"{c.where}: lru_width {wide} must be a multiple of num_attention_heads {heads}"
         )
     bias = c.flag("attention_bias", default=False)
     attention = replace(
@@ -369,7 +370,7 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
         window=c.integer("attention_window_size"),
         module="temporal_block",
     )
-    # Its gates are block diagonal: a square for each head.
+    # The gate matrices are block diagonal: a square block per head.
     gates = tuple(
         Piece(f"rg_lru.{name}", wide // heads, wide, bias=True, of="conv", is_module=False)
         for name in ("input_gate", "recurrent_gate")
@@ -394,7 +395,7 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
 
 
 def kimi_linear(c: ModelConfig) -> Decoder:
-    """Kimi Linear: delta attention with a decay for each channel; some layers latent attention."""
+    """Kimi Linear: linear attention (KDA: a decay per channel); some layers latent attention."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     linear = c.part("linear_attn_config") if "linear_attn_config" in c else c
     attends = linear.integers("full_attn_layers")  # counted from 1
@@ -451,13 +452,11 @@ def _kimi_delta(c: ModelConfig, linear: ModelConfig, hidden: int) -> Recurrent:
 
 # Gemma 3n and 4.
 
-_SHARED = (
-    "layers that use the keys and values of another are counted in the cache as if each had its own"
-)
+_SHARED = "cache: layers that reuse another layer's keys and values count as if each stored its own"
 
 
 def gemma3n(c: ModelConfig) -> Decoder:
-    """Gemma 3n: four streams, of which each layer computes one and predicts the others (AltUp)."""
+    """Gemma 3n: several residual streams; a layer computes one and predicts the others (AltUp)."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     kinds = layer_kinds(c, count, every_nth_full(5))
     first = count - c.integer("num_kv_shared_layers", at_least=0)
@@ -475,11 +474,11 @@ def gemma3n(c: ModelConfig) -> Decoder:
 
 
 def gemma4(c: ModelConfig) -> Decoder:
-    """Gemma 4: layers that see everything have wider heads; dense, or with experts beside."""
+    """Gemma 4: layers with full attention have wider heads; dense, or dense with experts beside."""
     if c.word("use_bidirectional_attention") == "all":
         raise FormatError(
-            f"{c.where}: use_bidirectional_attention is 'all'; a Gemma that looks both ways can't"
-            " be read"
+            f"{c.where}: use_bidirectional_attention is 'all'; a Gemma with bidirectional"
+            " attention is not supported"
         )
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     kinds = layer_kinds(c, count, every_nth_full(6))
@@ -500,7 +499,7 @@ def gemma4(c: ModelConfig) -> Decoder:
 
 
 def _gemma_layer(c: ModelConfig, hidden: int, **more: Any) -> Layer:  # noqa: ANN401  fields of a Layer
-    """What all layers have in common: norms around each part, and what reads the own input."""
+    """Return a Gemma layer without mixer and feed-forward: its norms, its per-layer input."""
     width = c.maybe("hidden_size_per_layer_input", at_least=0)
     if width:
         gate = Piece("per_layer_input_gate", hidden, width)
@@ -528,7 +527,7 @@ def _heads_of_gemma4(c: ModelConfig, kinds: Sequence[str]) -> list[AttentionLaye
 
 
 def _layer_configs(c: ModelConfig) -> dict[int, ModelConfig] | None:
-    """The configuration of layers that have one of their own, by number: "05" is 5."""
+    """Return the configurations in `per_layer_config` by layer number; the key "05" is layer 5."""
     listed = c.raw("per_layer_config")
     if listed is None:
         return None
@@ -541,15 +540,15 @@ def _layer_configs(c: ModelConfig) -> dict[int, ModelConfig] | None:
             config = config.having(name, value)
         configs[int(key)] = config
     if not isinstance(listed, dict) or len(configs) != len(listed):
-        raise FormatError(f"{c.where}: per_layer_config must be an object of layers by number")
+        raise FormatError(f"{c.where}: per_layer_config must be an object of layer number: fields")
     return configs
 
 
-_GLOBAL_HEAD = 512  # what transformers takes where neither field is there
+_GLOBAL_HEAD = 512  # transformers' default for global_head_dim
 
 
 def _feed_of_gemma4(c: ModelConfig, size: int) -> Mlp | Experts:
-    """A feed-forward, or experts with it beside them."""
+    """Return a feed-forward or, in a mixture, experts with the feed-forward as shared expert."""
     if not c.flag("enable_moe_block", default=False):
         return Mlp(size)
     experts = RoutedExperts(("num_experts",), ("moe_intermediate_size",), ("top_k_experts",))
@@ -561,7 +560,10 @@ def _feed_of_gemma4(c: ModelConfig, size: int) -> Mlp | Experts:
 def _sharing(
     attentions: Sequence[AttentionLayer], kinds: Sequence[str], first: int, c: ModelConfig
 ) -> Iterator[AttentionLayer]:
-    """Norms and windows; from `first` on layers use the keys of the last of their kind before."""
+    """Yield each attention layer with its window and norms.
+
+    A layer from `first` on reuses the keys of the last layer of its kind below `first`.
+    """
     windows = windows_of(kinds, c.integer("sliding_window"))
     for number, each in enumerate(attentions):
         source = None
@@ -569,7 +571,7 @@ def _sharing(
             alike = [earlier for earlier in range(first) if kinds[earlier] == kinds[number]]
             if not alike:
                 raise FormatError(
-                    f"{c.where}: layer {number} shares the keys of a {kinds[number]} layer below"
+                    f"{c.where}: layer {number} reuses the keys of a {kinds[number]} layer below"
                     f" layer {first}, and there is none; lower num_kv_shared_layers"
                 )
             source = alike[-1]

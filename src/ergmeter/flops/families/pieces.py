@@ -1,7 +1,6 @@
-"""Pieces of layers, read from a configuration's fields: attention, windows, experts.
+"""Readers of the parts that families share: attention, windows, experts.
 
-Families name the same field in several ways and leave out what they take for granted. An error
-names the field that is wrong.
+Families have different names and defaults for the same field. An error names the wrong field.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent, Layer
 
 Names = tuple[str, ...]
-"""The names that a field may have, as different files write it."""
+"""The names that a config field may have in different families."""
 
 
 def self_attention(
@@ -27,7 +26,7 @@ def self_attention(
     kv_heads: Names = ("num_key_value_heads",),  # none: as many as heads
     head_dim: Names = ("head_dim",),  # none: an even share of the hidden size
 ) -> AttentionLayer:
-    """Attention as Llama has it: separate projections, grouped keys and values."""
+    """Return attention like Llama's: separate projections, grouped queries."""
     wide, count = c.integer(*hidden), c.integer(*heads)
     kv_count = c.integer(*kv_heads, default=count) if kv_heads else count
     if count % kv_count:
@@ -40,7 +39,7 @@ def self_attention(
 
 
 def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
-    """The size of a head where no field has it: an even share of the hidden size."""
+    """Return hidden / heads, the head size of a model without a field for it."""
     if hidden % heads:
         names = f"hidden_size {hidden} is no multiple of num_attention_heads {heads}"
         raise FormatError(f"{c.where}: {names}")
@@ -48,14 +47,14 @@ def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
 
 
 def biased_attention(c: ModelConfig, hidden: int, heads: int, **more: object) -> AttentionLayer:
-    """Attention that looks both ways, with biases everywhere."""
+    """Return bidirectional attention with biases on all projections; `more` sets other fields."""
     biases = {"q_bias": True, "kv_bias": True, "out_bias": True}
     fields: dict[str, Any] = {**biases, "mask": "full", **more}
     return AttentionLayer(heads, heads, head_dim_of(c, hidden, heads), **fields)
 
 
 def latent_attention(c: ModelConfig) -> AttentionLayer:
-    """Multi-head latent attention, as DeepSeek has it."""
+    """Return DeepSeek's multi-head latent attention."""
     heads = c.integer("num_attention_heads")
     latent = Latent(
         c.maybe("q_lora_rank"),
@@ -71,7 +70,7 @@ def latent_attention(c: ModelConfig) -> AttentionLayer:
 
 
 def with_qk_norms(a: AttentionLayer) -> AttentionLayer:
-    """The same attention with norms on the queries and keys of each head."""
+    """Return the attention with norms on the queries and keys of each head."""
     return replace(a, norm_params=2 * a.head_dim)
 
 
@@ -82,7 +81,7 @@ def layer_kinds(
     *,
     names: Names = ("layer_types",),
 ) -> list[str]:
-    """The kind of each layer: as the configuration lists it, else by the family's rule."""
+    """Return the kind of each layer: as the configuration lists it, else by the family's rule."""
     kinds = c.names(*names)
     if kinds is None:
         return [rule(number) for number in range(layers)]
@@ -91,7 +90,7 @@ def layer_kinds(
 
 
 def each_layer(c: ModelConfig, name: str, layers: int) -> list[int]:
-    """A number of each layer, written as one for all or as a list."""
+    """Return a number per layer from a field that is a list, or one number for all layers."""
     if not isinstance(c.raw(name), list):
         return [c.integer(name)] * layers
     listed = c.integers(name) or []
@@ -100,7 +99,7 @@ def each_layer(c: ModelConfig, name: str, layers: int) -> list[int]:
 
 
 def check_listed(c: ModelConfig, name: str, listed: Sequence[object], layers: int) -> None:
-    """FormatError where a list has an entry too few or too many for the layers."""
+    """Raise FormatError if a list does not have one entry per layer."""
     if len(listed) != layers:
         raise FormatError(
             f"{c.where}: {name} lists {len(listed)} layers, and the model has {layers}"
@@ -108,29 +107,29 @@ def check_listed(c: ModelConfig, name: str, listed: Sequence[object], layers: in
 
 
 def every_nth_full(every: int, other: str = "sliding_attention") -> Callable[[int], str]:
-    """The rule that most families have: full attention in each n-th layer."""
+    """Return the most common rule for layer kinds: full attention in every `every`-th layer."""
     return lambda number: other if (number + 1) % every else "full_attention"
 
 
-# Windows: that of each layer, None where it sees all that is before it.
+# The window of each layer; None for full attention.
 
 Windows = list[int | None]
 
 
 def windows_of(kinds: Sequence[str], window: int | None) -> Windows:
-    """The window of each layer, by its kind."""
+    """Return `window` for each sliding or local layer, None for the others."""
     return [window if kind in ("sliding_attention", "local_attention") else None for kind in kinds]
 
 
 def sliding_window(c: ModelConfig) -> int | None:
-    """The window that a configuration may have."""
+    """Return the configuration's sliding window, or None."""
     return c.maybe("sliding_window")
 
 
 def but_every(
     n: int, pattern: Names = (), *, is_optional: bool = False
 ) -> Callable[[ModelConfig, int], Windows]:
-    """A window in all layers but each `n`-th; fields of the name `pattern` may have another `n`."""
+    """Return a rule: a window in all layers but every `n`-th. Fields `pattern` override `n`."""
 
     def windows(c: ModelConfig, layers: int) -> Windows:
         every = c.integer(*pattern, default=n) if pattern else n
@@ -141,14 +140,14 @@ def but_every(
 
 
 def qwen_window(c: ModelConfig) -> int | None:
-    """The window of a Qwen, or None where it is switched off."""
+    """Return a Qwen model's sliding window, or None if it is switched off."""
     return c.maybe("sliding_window") if c.flag("use_sliding_window", default=False) else None
 
 
 def windows_where(
     c: ModelConfig, layers: int, window: int | None, is_windowed: Callable[[int], bool]
 ) -> Windows:
-    """A window in the layers that are listed or, without a list, chosen by a rule."""
+    """Return the window of each layer: as `layer_types` lists them, else by `is_windowed`."""
 
     def kind(number: int) -> str:
         return "sliding_attention" if is_windowed(number) else "full_attention"
@@ -161,7 +160,7 @@ def windows_where(
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """The experts of a family: the fields that have their sizes, and which layers have them."""
+    """A family's experts: the config fields with their sizes, and which layers have experts."""
 
     count: Names = ("num_local_experts",)
     size: Names = ("intermediate_size",)
@@ -170,7 +169,7 @@ class RoutedExperts:
     shared_default: int | None = None
     shared_count: Names = ()  # shared experts, each as large as a routed one
     has_shared_gate: bool = False
-    has_correction: bool = False  # a number for each expert beside the router
+    has_correction: bool = False  # a correction bias per expert beside the router
     bias: bool = False  # of experts and router
     is_gated: bool = True
     is_optional: bool = False  # without the field `count` the model is dense
@@ -178,7 +177,7 @@ class RoutedExperts:
     in_layers: Callable[[ModelConfig, int], Collection[int]] | None = None  # None: in all
 
     def read(self, c: ModelConfig) -> Experts:
-        """The experts of one layer."""
+        """Return the experts of one layer."""
         count, size, shared = c.integer(*self.count), c.integer(*self.size), 0
         if self.shared_size:
             least = 1 if self.shared_default is None else 0
@@ -202,7 +201,7 @@ class RoutedExperts:
         )
 
     def put_in(self, c: ModelConfig, layers: Sequence[Layer], experts: Experts) -> list[Layer]:
-        """The layers, with experts in place of the feed-forward in those that have some."""
+        """Return the layers, with the feed-forward replaced by experts in mixture layers."""
         chosen = self.in_layers(c, len(layers)) if self.in_layers else range(len(layers))
         return [
             replace(layer, feed=experts) if number in chosen else layer
@@ -211,14 +210,14 @@ class RoutedExperts:
 
 
 def sparse_steps(c: ModelConfig, layers: int) -> Collection[int]:
-    """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, but for those listed."""
+    """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, except `mlp_only_layers`."""
     every = c.integer("decoder_sparse_step", default=1)
     dense = c.integers("mlp_only_layers") or []
     return {n for n in range(layers) if n not in dense and (n + 1) % every == 0}
 
 
 def after_the_dense(c: ModelConfig, layers: int) -> Collection[int]:
-    """DeepSeek's rule: dense layers first, then mixtures."""
+    """DeepSeek's rule: `first_k_dense_replace` dense layers, then mixtures."""
     first = c.integer("first_k_dense_replace", default=0, at_least=0)
     every = c.integer("moe_layer_freq", default=1)
     return {number for number in range(first, layers) if number % every == 0}
@@ -235,7 +234,7 @@ QWEN_SHARED_EXPERTS = replace(
 def like_llama(
     c: ModelConfig, family: str, layers: Sequence[Layer], *, tied: bool = False
 ) -> Decoder:
-    """A decoder of these layers, with the table, norm and head that Llama has."""
+    """Return a decoder of these layers with Llama's embedding, final norm and head."""
     hidden, vocab = c.integer("hidden_size"), c.integer("vocab_size")
     is_tied = c.flag("tie_word_embeddings", default=tied)
     return Decoder(family, hidden, vocab, tuple(layers), is_tied, final_norm=hidden)

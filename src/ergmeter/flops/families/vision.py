@@ -1,16 +1,15 @@
-"""Models that see images: towers, vision-language models, image models, image-text models.
+"""Readers and graphs of models that see images: vision-language, image and image-text models.
 
-A vision-language model is a tower, a projector and a decoder. In image models (ViT) a batch is its
-images: the sequence length is the number of patches. In image-text models (CLIP, SigLIP) images and
-texts have rows of their own, each counted in its tower.
+A vision-language model is a vision tower (an image encoder), a projector and a decoder. In an image
+model (ViT) a sequence is one image, and its length is the number of patches. An image-text model
+(CLIP, SigLIP) has one tower for images and one for texts; each row is counted in its own tower.
 
 A class token, a merge or a window changes the number of rows from one part of a tower to the next.
 So cut patches, rows of the layers, rows in windows and features are separate streams.
 
-A tower works on patches, four or sixteen of them to a token, and has its own cost. The tokens that
-an image becomes are already in the text's length. A frozen tower costs its forward pass alone,
-while the projector above it gets gradients through the decoder. This follows from the tower feeding
-the decoder's input.
+A tower computes every patch; a projector then merges patches into tokens, such as 4 into 1. The
+decoder's sequence length already includes these tokens. A frozen tower costs its forward pass only.
+A trained projector above it still gets its gradients through the decoder.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from ergmeter.flops.graph.layers import (
 ImageSize = tuple[int, int]
 """Height and width in pixels."""
 
-_ASSUMED_SIZE = (448, 448)  # for towers that take an image of any size, where none is said
+_ASSUMED_SIZE = (448, 448)  # for towers that take any image size, if none was given
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision transformer: patches, layers, and what is around them."""
+    """A vision transformer: how it cuts an image into patches, its layers and extra parameters."""
 
     hidden: int
     blocks: tuple[EncoderBlock, ...]
@@ -55,19 +54,19 @@ class Tower:
     prefix: str
     patch_bias: bool = False
     class_tokens: int = 0
-    tables: int = 0  # parameters of positions, and of the class token
+    tables: int = 0  # parameters of the position table and the class token
     before_norm: int = 0
     after_norm: int = 0
-    windowed: frozenset[int] = frozenset()  # layers that see a window only
+    windowed: frozenset[int] = frozenset()  # layers whose attention is within a window
     window_side: int = 0
-    pool_size: int = 0  # of the feed-forward in a pooling head that no language model reads
-    is_size_assumed: bool = False  # it takes an image of any size, and none was said
+    pool_size: int = 0  # feed-forward size of a pooling head that no language model reads
+    is_size_assumed: bool = False  # the tower takes any image size, and none was given
     layer_name: str = "encoder.layers"
     patch_name: str = "embeddings.patch_embedding"
 
 
 def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
-    """Append a tower; returns what is after each layer, and its result."""
+    """Append a tower; return its hidden states (embeddings, then each layer) and its output."""
     name, grid = t.prefix, Builder(b.nodes, stream="patch grid")
     b = Builder(b.nodes, stream="patches")
     at, inputs = f"{name}.{t.patch_name}", t.patch_inputs
@@ -89,7 +88,7 @@ def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
 
 
 def _add_pool(b: Builder, t: Tower, patches: str) -> None:
-    """SigLIP's head: one learned query an image. It is computed, and leads nowhere."""
+    """Append SigLIP's pooling head: one learned query per image. Nothing reads its result."""
     at, part, hidden = f"{t.prefix}.head", "pool", t.hidden
     heads = t.blocks[0].attention.heads
     images = Builder(b.nodes, stream="images")
@@ -106,7 +105,7 @@ def _add_pool(b: Builder, t: Tower, patches: str) -> None:
 
 
 def edge(c: ModelConfig, name: str) -> int:
-    """The length of a square's edge, written as one number or as two."""
+    """Return a size field that is one number, or a list of two equal numbers (a square)."""
     value = c.raw(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
@@ -119,7 +118,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
-    """A layer of CLIP, and of the many towers after it."""
+    """Return a CLIP layer, which many later towers use. `layer_norms`: False for RMSNorm."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     attention = biased_attention(c, hidden, heads, names=PROJECTIONS)
     feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
@@ -128,7 +127,7 @@ def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
 
 
 def vit(c: ModelConfig, *, prefix: str) -> Tower:
-    """A tower of such layers over an image of one size, with a learned position for each patch."""
+    """Return a tower of CLIP layers: fixed image size, a learned position for each patch."""
     hidden = c.integer("hidden_size")
     side = edge(c, "image_size") // edge(c, "patch_size")
     if not side:
@@ -140,7 +139,7 @@ def vit(c: ModelConfig, *, prefix: str) -> Tower:
 
 
 def _clip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
-    """CLIP: a class token, a norm before the layers; the one after them is for the class."""
+    """CLIP: a class token, a norm before the layers and a norm of the class token after them."""
     check_size(c, image_size)
     base = vit(c, prefix=prefix)
     norm, tables = 2 * base.hidden, base.tables + 2 * base.hidden
@@ -148,7 +147,7 @@ def _clip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower
 
 
 def _siglip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
-    """SigLIP: no class token; a pooling head, which language models leave out or do not read."""
+    """SigLIP: no class token; a pooling head, whose result a language model does not read."""
     check_size(c, image_size)
     if not c.flag("vision_use_head", default=True):
         return vit(c, prefix=prefix)
@@ -156,7 +155,7 @@ def _siglip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tow
 
 
 def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge: int = 1) -> Tower:
-    """Pixtral: Llama's layers looking both ways, over an image of any size."""
+    """Pixtral: Llama's layers with bidirectional attention, over an image of any size."""
     hidden, patch = c.integer("hidden_size"), edge(c, "patch_size")
     block = vit_block(c, layer_norms=False)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -173,11 +172,11 @@ def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge:
 
 
 def check_size(c: ModelConfig, image_size: ImageSize | None) -> None:
-    """A tower of one size resizes what it is given: the size asked for must be that."""
+    """Raise UsageError if `image_size` is not the fixed size that this tower resizes images to."""
     side = edge(c, "image_size")
     if image_size is not None and image_size != (side, side):
         raise UsageError(
-            f"{c.where}: every image is resized to {side} x {side}; leave the image size out"
+            f"{c.where}: every image is resized to {side} x {side}; leave out --image-size"
         )
 
 
@@ -185,17 +184,16 @@ TOWERS = {"clip_vision_model": _clip, "siglip_vision_model": _siglip, "pixtral":
 
 
 def tower_of(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
-    """The tower that a `vision_config` says it is."""
+    """Return the tower that a `vision_config` describes, by its `model_type`."""
     if c.model_type not in TOWERS:
         raise FormatError(
-            f"{c.where}: the vision tower {c.model_type!r} is not known;"
-            f" there are {', '.join(TOWERS)}"
+            f"{c.where}: the vision tower {c.model_type!r} is not known; use {', '.join(TOWERS)}"
         )
     return TOWERS[c.model_type](c, prefix=prefix, image_size=image_size)
 
 
 def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
-    """The size of an image when its patches are cut."""
+    """Return the size that an image is resized to before it is cut into patches."""
     patch = edge(c, "patch_size")
     return tower.grid[0] * patch, tower.grid[1] * patch
 
@@ -203,7 +201,7 @@ def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
 def qwen_tower(
     v: ModelConfig, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None
 ) -> Tower:
-    """A tower of the Qwen VL models: fused projections, and patches two frames deep."""
+    """Return a Qwen VL tower: fused projections; a patch spans two video frames."""
     names, module = ("", "", "", "proj"), "attn"
     attention = biased_attention(
         v, hidden, v.integer("num_heads"), kv_bias=False, fused="qkv", names=names, module=module
@@ -225,15 +223,15 @@ def qwen_tower(
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """From the tower to the decoder: after which of its layers, and through what."""
+    """Matrices from the tower to the decoder, and the tower's hidden states that they read."""
 
     steps: tuple[Piece, ...]
-    states: tuple[int, ...] = ()  # as transformers counts hidden states; none: the tower's result
+    states: tuple[int, ...] = ()  # as transformers numbers hidden states; none: the tower's output
 
 
 @dataclass(frozen=True)
 class VisionLanguageModel:
-    """A vision-language model."""
+    """A tower, projectors and a decoder, and how many tokens an image becomes."""
 
     family: str
     tower: Tower
@@ -241,14 +239,14 @@ class VisionLanguageModel:
     text: Decoder
     features: int  # rows of the projector for one view
     image_size: ImageSize
-    views: int = 1  # an image is seen as so many
-    tokens: int | None = None  # of the sequence that an image takes, where it is not `features`
+    views: int = 1  # tiles that an image is split into, with the whole image
+    tokens: int | None = None  # sequence positions that an image takes, if not `features`
     extra_params: int = 0
     assumptions: tuple[str, ...] = ()
 
 
 def vision_language_graph(m: VisionLanguageModel) -> Graph:
-    """The graph of a vision-language model."""
+    """Return the graph of a vision-language model: tower, projectors, decoder."""
     b = Builder()
     states, result = add_tower(b, m.tower)
     b.nodes[:] = renamed(b.nodes, "vision")
@@ -267,7 +265,7 @@ def vision_language_graph(m: VisionLanguageModel) -> Graph:
         f"{unsaid}an image is {high} x {wide} pixels,"
         f" {m.views * facts['patches_per_view']} patches to the tower,"
         f" and {tokens} tokens that the sequence length includes",
-        "image tokens attend as text does, each to those before it",
+        "image tokens use causal attention, as text does",
         *m.assumptions,
         *m.text.assumptions,
     )
@@ -276,7 +274,7 @@ def vision_language_graph(m: VisionLanguageModel) -> Graph:
 
 
 def image_facts(tower: Tower) -> dict[str, int]:
-    """The facts of an image that a batch needs."""
+    """Return the numbers of patches, features and tokens of an image, which a batch needs."""
     rows, columns = tower.grid
     return {
         "grid_rows": rows,
@@ -284,7 +282,7 @@ def image_facts(tower: Tower) -> dict[str, int]:
         "patches_per_view": rows * columns + tower.class_tokens,
         "features_per_view": rows * columns,
         "views_per_image": 1,
-        "tokens_per_image": 0,  # they are no part of a text
+        "tokens_per_image": 0,  # image rows take no positions of a text
     }
 
 
@@ -310,7 +308,7 @@ TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
 
 
 def text_of(c: ModelConfig, *, kind: str, prefix: str = "model.language_model") -> Decoder:
-    """The language model; `kind` is its family where the configuration does not say."""
+    """Return the language model of `c`; `kind` is its family if the configuration names none."""
     is_flat = c.model_type in _FLAT and "text_config" not in c.fields
     part = c.as_family(kind) if is_flat else c.part("text_config", kind=kind)
     if part.model_type not in TEXTS:
@@ -324,7 +322,7 @@ def text_of(c: ModelConfig, *, kind: str, prefix: str = "model.language_model") 
     return replace(text, prefix=prefix, is_tied=is_tied)
 
 
-# Models whose towers can't be read, and the family of their language model where it is not said.
+# Models with unsupported towers, and the family of their language model if no field names it.
 LANGUAGE_ALONE = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
@@ -341,20 +339,20 @@ LANGUAGE_ALONE = {
 
 
 def language_alone(c: ModelConfig) -> Graph:
-    """The graph of the language model in a model whose towers can't be read."""
+    """Return the graph of only the language model, for models with unsupported towers."""
     text = text_of(c, kind=LANGUAGE_ALONE[c.model_type])
     line = (
-        f"only the language model of {c.model_type} is counted, and these are its parameters: the"
-        " towers for images and audio can't be read; what they make of them is in the sequence"
+        f"only the language model of {c.model_type} is counted, and only its parameters: its image"
+        " and audio towers are not supported; their tokens are part of the sequence"
     )
     return decoder_graph(replace(text, assumptions=(line, *text.assumptions)))
 
 
-# Whether the head is tied is the outer field's to say, but for what older versions wrote.
+# The outer tie_word_embeddings decides. Older versions wrote it only in text_config for these.
 _TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
-# Mistral Small's weights are not tied and its files have no outer field, whose default would be.
+# Mistral Small is untied. Its files have no outer field, and that field's default is tied.
 _TIED_BY_TEXT = ("mistral3",)
-# They have its fields beside `vision_config`, not in a part of their own.
+# Their language-model fields are at the top level, not in `text_config`.
 _FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
 
 
@@ -362,14 +360,14 @@ _FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
 
 
 def vit_model(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
-    """ViT: a class token, and a classifier on it or, without one, a pooler."""
+    """ViT: a class token; a classifier reads it, or a pooler if there is no classifier."""
     tower = vit(c, prefix="vit")
     tower = _with_class_token(tower, bias=c.flag("qkv_bias", default=True))
     return _one_tower(c, tower, architecture, classified=tower.hidden, has_pooler=True)
 
 
 def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
-    """DINOv2: ViT with a scale for each channel; the class and the mean are classified together."""
+    """DINOv2: ViT with layer scales; its classifier reads the class token and the patch mean."""
     hidden = c.integer("hidden_size")
     size = c.share("mlp_ratio", hidden)
     tower = vit(c.having("intermediate_size", size), prefix="dinov2")
@@ -385,13 +383,13 @@ def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> 
 
 
 def tower_alone(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
-    """The tower of CLIP or SigLIP by itself."""
+    """Return the graph of a CLIP or SigLIP vision tower without its text tower."""
     tower = tower_of(c, prefix="vision_model", image_size=image_size)
     return _one_tower(c, tower, architecture, classified=tower.hidden)
 
 
 def _with_class_token(tower: Tower, *, bias: bool, output: str = "o_proj") -> Tower:
-    """The same tower with a class token, which has a position too, as transformers names it."""
+    """Return the tower with a class token and its position, and ViT's module names."""
     names = ("q_proj", "k_proj", "v_proj", output)
     block = tower.blocks[0]
     attention = replace(block.attention, q_bias=bias, kv_bias=bias, names=names, module="attention")
@@ -408,7 +406,10 @@ def _with_class_token(tower: Tower, *, bias: bool, output: str = "o_proj") -> To
 def _one_tower(
     c: ModelConfig, tower: Tower, architecture: str, *, classified: int, has_pooler: bool = False
 ) -> Graph:
-    """The graph of a model of images alone: its tower, and the head of its class."""
+    """Return the graph of an image model: its tower, and the head of its `architecture`.
+
+    `classified`: the width of the row that a classifier reads.
+    """
     b = Builder()
     _, out = add_tower(b, tower)
     images = Builder(b.nodes, stream="images")
@@ -430,9 +431,10 @@ def _one_tower(
 
 
 def image_text(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
-    """CLIP: two towers, and a matrix from each to where they are compared; one learned scale.
+    """Return the graph of CLIP or SigLIP: an image tower and a text tower, compared at the end.
 
-    SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias.
+    CLIP has a projection above each tower and a learned scale. SigLIP has a pooling head above
+    images, a projection above texts, and a learned scale and bias.
     """
     b, is_clip = Builder(), c.model_type == "clip"
     vision = c.part("vision_config", kind=f"{c.model_type}_vision_model")
@@ -459,7 +461,7 @@ def image_text(c: ModelConfig, image_size: ImageSize | None, architecture: str) 
 
 
 def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
-    """Append the reader of texts; returns its last norm."""
+    """Append the text tower of CLIP or SigLIP; return the name of its final norm."""
     block, hidden, at = vit_block(c), c.integer("hidden_size"), "text_model.embeddings"
     block = replace(block, attention=replace(block.attention, mask=mask))
     rows, words = c.integer("max_position_embeddings"), c.integer("vocab_size")
@@ -478,7 +480,7 @@ def _text_graph(b: Builder, c: ModelConfig) -> Graph:
 
 
 def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str) -> Graph:
-    """CLIP's reader of texts by itself."""
+    """Return the graph of CLIP's text tower without its vision tower."""
     b = Builder()
     _add_text(b, c, "causal")
     return _text_graph(b, c)
@@ -495,7 +497,7 @@ IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
 
 # Qwen's vision-language models, whose towers take an image of any size.
 
-_TILES = "an image that is split into tiles counts as so many images, and one more"
+_TILES = "an image that is split into N tiles counts as N + 1 images: the tiles and the whole"
 _PIXEL_LIMITS = "the processor's limits on an image's pixels are not applied"
 
 
@@ -508,7 +510,7 @@ def _vision_language(
     merge: int = 1,
     **more: Any,  # noqa: ANN401
 ) -> VisionLanguageModel:
-    """A vision-language model whose projector makes one row of `merge` x `merge` patches."""
+    """Return a model whose projector merges `merge` x `merge` patches into one row."""
     rows, columns = tower.grid
     features = rows * columns // (merge * merge)
     base = VisionLanguageModel(
@@ -527,7 +529,7 @@ def _qwen(
 def _two_matrices(
     names: tuple[str, str], sizes: tuple[int, int, int], *, bias: bool = True, norm: int = 0
 ) -> tuple[Piece, Piece]:
-    """A projector of two matrices, with a norm before them."""
+    """Return a projector of two matrices; `norm`: parameters of the norm before them."""
     first, second, (inputs, inner, outputs) = *names, sizes
     return Piece(first, inputs, inner, bias, norm=norm), Piece(second, inner, outputs, bias)
 
@@ -549,7 +551,7 @@ def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 
 def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """Qwen2.5-VL: most layers of the tower see windows of the image only."""
+    """Qwen2.5-VL: in most tower layers attention is within windows of the image."""
     v = c.part("vision_config", kind="qwen2_5_vl_vision")
     hidden = v.integer("hidden_size")
     feed = Mlp(v.integer("intermediate_size"), bias=True)
@@ -566,7 +568,7 @@ def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMo
 
 
 def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """Qwen3-VL and 3.5: in the first, decoder layers are also given what lower layers have seen."""
+    """Qwen3-VL and 3.5. Qwen3-VL also feeds hidden states of the tower to decoder (DeepStack)."""
     v = c.part("vision_config", kind=f"{c.model_type}_vision")
     hidden = v.integer("hidden_size")
     names = ("linear_fc1", "linear_fc2")
@@ -598,14 +600,14 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 def _parts(
     c: ModelConfig, image_size: ImageSize | None, vision_kind: str, text_kind: str
 ) -> tuple[ModelConfig, Tower, Decoder]:
-    """The tower's configuration, the tower and the language model."""
+    """Return the tower's configuration, the tower and the language model."""
     vision = c.part("vision_config", kind=vision_kind)
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     return vision, tower, text_of(c, kind=text_kind)
 
 
 def llava(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """LLaVA 1.5, and Pixtral as transformers has it: two matrices above a tower."""
+    """LLaVA 1.5, and Pixtral in transformers' format: a tower and a projector of two matrices."""
     vision, tower, text = _parts(c, image_size, "clip_vision_model", "llama")
     has_class = c.word("vision_feature_select_strategy") == "full"
     base = _vision_language(c, vision, tower, text, _projector(c, tower, text))
@@ -613,7 +615,7 @@ def llava(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
 
 
 def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
-    """LLaVA's two matrices, above the layers of the tower that a field names."""
+    """LLaVA's projector of two matrices, reading the hidden states in `vision_feature_layer`."""
     listed = c.raw("vision_feature_layer")
     states = tuple(listed) if isinstance(listed, list) else (-2 if listed is None else listed,)
     count = len(tower.blocks)
@@ -623,8 +625,8 @@ def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
     ]
     if not is_layer or not all(is_layer):
         raise FormatError(
-            f"{c.where}: vision_feature_layer {quoted_value(listed)}"
-            f" is no layer of a tower of {count}"
+            f"{c.where}: vision_feature_layer is {quoted_value(listed)};"
+            f" must be layers of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
     wide, at = text.hidden, "model.multi_modal_projector"
@@ -633,7 +635,7 @@ def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
 
 
 def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """LLaVA-NeXT: an image is seen whole and in tiles, each as large as the tower's image."""
+    """LLaVA-NeXT: the tower sees the whole image and each of its tiles, all at its own size."""
     vision = c.part("vision_config", kind="clip_vision_model")
     base = llava(c, None)
     side = edge(vision, "image_size")
@@ -653,7 +655,7 @@ def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMo
 
 
 def _tilings(c: ModelConfig, side: int) -> list[ImageSize]:
-    """The sizes an image may be brought to, each of whole tiles."""
+    """Return the sizes that an image may be resized to, each a whole number of tiles."""
     pins = c.raw("image_grid_pinpoints")
     if pins is None:
         rows = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
@@ -666,13 +668,13 @@ def _tilings(c: ModelConfig, side: int) -> list[ImageSize]:
     tilings = [(high, wide) for high, wide in pins]
     if any(not isinstance(length, int) or length < side for pin in tilings for length in pin):
         raise FormatError(
-            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {quoted_value(pins)}"
+            f"{c.where}: image_grid_pinpoints has sizes below {side}; got {quoted_value(pins)}"
         )
     return tilings
 
 
 def _best_tiling(size: ImageSize, choices: list[ImageSize]) -> ImageSize:
-    """The tiling that keeps most of an image's pixels and, of those, wastes least."""
+    """Return the tiling that keeps the most image pixels; among equals, the least padding."""
     high, wide = size
 
     def pixels_kept(choice: ImageSize) -> tuple[int, int]:
@@ -684,7 +686,7 @@ def _best_tiling(size: ImageSize, choices: list[ImageSize]) -> ImageSize:
 
 
 def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
-    """The rows and columns of features that are left when those of the padding are dropped."""
+    """Return the rows and columns of features that remain after the padding's are dropped."""
     high, wide = size
     if wide / high > columns / rows:
         margin = (rows - int(round(high * (columns / wide), 7))) // 2
@@ -694,14 +696,14 @@ def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
 
 
 def paligemma(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """PaliGemma: SigLIP, one matrix, Gemma."""
+    """PaliGemma: a SigLIP tower, a projector of one matrix, and Gemma."""
     vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma")
     step = Piece("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
     return _vision_language(c, vision, tower, text, Projector((step,)))
 
 
 def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """Gemma 3 with its tower: patches are averaged down to a fixed number of tokens."""
+    """Gemma 3 with images: patches are average-pooled to a fixed number of tokens."""
     vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma3_text")
     name, wide = "model.multi_modal_projector.mm_input_projection", tower.hidden
     projector = Projector((Piece(name, wide, text.hidden, norm=wide),))
@@ -710,7 +712,7 @@ def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
 
 
 def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """Mistral Small 3.1: Pixtral, four patches to a token."""
+    """Mistral Small 3.1: a Pixtral tower, four patches to a token."""
     vision = c.part("vision_config", kind="pixtral")
     merge = c.integer("spatial_merge_size", default=2)
     tower = pixtral(vision, prefix="model.vision_tower", image_size=image_size, merge=merge)
@@ -726,7 +728,7 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 
 def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """Idefics 3 and SmolVLM: SigLIP, several patches shuffled into one token."""
+    """Idefics 3 and SmolVLM: a SigLIP tower, several patches joined into one token."""
     vision = c.part("vision_config", kind=f"{c.model_type}_vision")
     check_size(vision, image_size)
     tower = vit(vision, prefix="model.vision_model")
@@ -740,7 +742,7 @@ def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 
 def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
-    """InternVL 2.5 and 3 as transformers has them: four patches shuffled into one token."""
+    """InternVL 2.5 and 3 in transformers' format: four patches joined into one token."""
     vision = c.part("vision_config", kind="internvl_vision")
     check_size(vision, image_size)
     tower = vit(vision, prefix="model.vision_tower")
@@ -760,8 +762,8 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     merge = round(1 / c.number("downsample_ratio", default=0.5))
     if not 1 <= merge <= min(tower.grid):
         raise FormatError(
-            f"{c.where}: downsample_ratio {c.raw('downsample_ratio')} does not fit a grid of"
-            f" {tower.grid[0]} patches"
+            f"{c.where}: downsample_ratio is {c.raw('downsample_ratio')}; must be from"
+            f" 1/{tower.grid[0]} (the patches across an image) to 1"
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"

@@ -1,16 +1,16 @@
-"""Rewrites a graph with low-rank adapters: the nodes that LoRA adds, the weights it freezes.
+"""Rewrites a graph with low-rank adapters: adds LoRA's matrices and freezes the other weights.
 
-LoRA counted as full training is a third too much. Two thirds of everything is wrong too: attention
-scores have no weights to freeze, and adapters are trained in full. In the graph the right count
-follows from the rule for gradients, down to the layer below which no gradient goes. QLoRA is the
-same graph: unpacking 4-bit weights is no model FLOPs.
+Counting LoRA as full training overestimates its FLOPs by half. Counting 2/3 of full training is
+wrong too: attention scores have no weights to freeze, and adapters are fully trained. In the graph
+the right count follows from the rule for gradients (`graph.gradients`). QLoRA has the same graph:
+unpacking 4-bit weights is not counted as model FLOPs.
 
-transformers 5 stores experts as one tensor, which is no module, so PEFT adapts the tensor. It adds
-the update to the weight and multiplies rows with the sum, where a module's adapter multiplies rows
-with two small matrices. Model FLOPs are those of the small matrices in either case, so that an MFU
-does not depend on the adapter's implementation. What PEFT's way costs beyond is hardware FLOPs.
+transformers 5 stores experts as one tensor, not as modules, so PEFT adapts the tensor: it adds the
+update to the weight and multiplies rows with the sum. A module's adapter multiplies rows with two
+small matrices. Model FLOPs are those of the small matrices in both cases, so MFU does not depend on
+the implementation. The additional cost of PEFT's way counts as hardware FLOPs only.
 
-LoRA: arXiv 2106.09685. DoRA, which adds a trained length to each output: arXiv 2402.09353.
+LoRA: arXiv 2106.09685. DoRA, which adds a trained magnitude per output: arXiv 2402.09353.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from dataclasses import dataclass, replace
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.graph import Fold, Graph, Linear, Node, Trainable
 
-# Weights that a LoRA target means, by PEFT's rules.
+# Weights that a LoRA target selects, by PEFT's rules.
 #
-# A target means a module by the end of its name, and experts stored as one tensor are no module.
-# PEFT 0.21 treats them in three ways, as read off real models of transformers 5:
+# A target selects modules by the end of their names. Experts stored as one tensor are not a module.
+# PEFT 0.21 treats them in three ways, observed on real models of transformers 5:
 #
 #   target_parameters=["experts.down_proj"]   the tensor itself, any family
-#   target_modules of some families           older names, such as gate_proj, mean the tensor
+#   target_modules of some families           older names, such as gate_proj, select the tensor
 #                                             gate_up_proj, at twice the rank (two matrices in one),
 #                                             and no longer a dense layer's gate_proj
-#   target_modules of the others              modules alone; all-linear leaves experts out
+#   target_modules of the others              modules only; all-linear leaves experts out
 #
-# `targets=experts` is ours: both tensors, as target_parameters would have them.
+# `targets=experts` is ours: both tensors, as with target_parameters.
 
 ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
 
-# Families whose old names PEFT translates, and what gate, up and down were called there.
+# Families whose old names PEFT translates, and their old names of gate, up and down.
 _PLAIN = ("gate_proj", "up_proj", "down_proj")
 _LETTERS = ("w1", "w3", "w2")
 _TRANSLATED = {
@@ -50,9 +50,9 @@ _TRANSLATED = {
 def chosen_targets(
     graph: Graph, targets: tuple[str, ...]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The nodes that get an adapter, each with how many times the rank it has; and notes.
+    """Return the nodes that get an adapter, with a multiplier of the rank for each; and notes.
 
-    UsageError for a target that means no node of this model.
+    Raises UsageError for a target that selects nothing in this model.
     """
     old = _TRANSLATED.get(graph.family) if _tensors(graph) else None
     ranks: dict[str, int] = {}
@@ -77,7 +77,7 @@ def _modules(graph: Graph) -> list[Node]:
 
 
 def _tensors(graph: Graph) -> list[Node]:
-    """Experts that are held as one tensor."""
+    """Return the nodes of experts that are stored as one tensor."""
     return [node for node, work in graph.linears() if work.copies > 1 and not work.is_module]
 
 
@@ -91,7 +91,7 @@ def _last(node: Node) -> str:
 
 
 def _ends(name: str, target: str) -> bool:
-    """PEFT's rule: the name, or its end after a dot."""
+    """PEFT's rule: True if the name is the target or ends in a dot and the target."""
     return name == target or name.endswith(f".{target}")
 
 
@@ -100,13 +100,13 @@ def _is_old(target: str, old: tuple[str, ...]) -> bool:
 
 
 def _translated(graph: Graph, targets: tuple[str, ...], old: tuple[str, ...]) -> dict[str, int]:
-    """Names of before as PEFT translates them: to the tensors of the experts, and the router."""
+    """Return the expert tensors and routers that old target names select, with rank multipliers."""
     gate, up, down = (any(_is_old(t, (name,)) and _ends(t, name) for t in targets) for name in old)
     if gate != up:
         here, other = (old[0], old[1]) if gate else (old[1], old[0])
         raise UsageError(
-            f"{here!r} of the experts is one tensor with {other}, gate_up_proj, and PEFT adapts it"
-            f" only as a whole: target both, or experts.gate_up_proj"
+            f"{here!r} and {other!r} of the experts are one tensor, gate_up_proj, and PEFT adapts"
+            f" it only as a whole: target both, or experts.gate_up_proj"
         )
     ranks: dict[str, int] = {}
     for node in _tensors(graph):
@@ -120,7 +120,7 @@ def _translated(graph: Graph, targets: tuple[str, ...], old: tuple[str, ...]) ->
 
 
 def _named(graph: Graph, target: str) -> list[str]:
-    """Modules of this name or, where there are none, tensors."""
+    """Return the modules that a target selects or, if there are none, the expert tensors."""
     matches = [node.name for node in _modules(graph) if _ends(node.name, target)]
     if matches:
         return matches
@@ -134,7 +134,7 @@ def _named(graph: Graph, target: str) -> list[str]:
 
 
 def module_names(graph: Graph) -> list[str]:
-    """Names that a target can have, in the model's order: modules, then tensors of experts."""
+    """Return the names that a target can have: modules in model order, then expert tensors."""
     names = dict.fromkeys(map(_last, _modules(graph)))
     tensors = dict.fromkeys(f"{EXPERTS}.{_last(node)}" for node in _tensors(graph))
     return [*names, *tensors]
@@ -144,8 +144,8 @@ def _nothing(graph: Graph, target: str) -> str:
     there = ", ".join(module_names(graph))
     if _tensors(graph) and target in (*_PLAIN, *_LETTERS):
         return (
-            f"no module of this model is called {target!r}: its experts are held as one tensor each"
-            f" for gate and up, and for down; target experts, or some of {there}"
+            f"no module of this model is called {target!r}: its experts are stored as two tensors,"
+            f" gate_up_proj and down_proj; target experts, or some of {there}"
         )
     return f"no module of this model is called {target!r}; it has {there}"
 
@@ -153,27 +153,27 @@ def _nothing(graph: Graph, target: str) -> str:
 def _targets_text(
     graph: Graph, targets: tuple[str, ...], ranks: dict[str, int], *, is_translated: bool
 ) -> Iterable[str]:
-    """Notes on experts that are left out, and on how experts are adapted."""
+    """Yield notes on experts that get no adapter, and on how experts are adapted."""
     tensors = [node for node in _tensors(graph) if node.name in ranks]
     passed = [node for node in _tensors(graph) if node.name not in ranks]
     if tensors:
         doubled = ", of twice the rank on gate_up_proj" if 2 in ranks.values() else ""
         yield (
-            f"adapters on experts{doubled}: model FLOPs as two small matrices a row; hardware's,"
-            " and memory, as PEFT 0.21 adds the update to the whole weight"
+            f"adapters on experts{doubled}: model FLOPs count two small matrices a row; hardware"
+            " FLOPs and memory count PEFT 0.21, which adds the update to the whole weight"
         )
     if passed and ALL_LINEAR in targets:
         params = sum(node.params for node in passed)
         yield (
-            f"all-linear passes the experts by ({params:.3g} parameters held as tensors, no"
-            " modules), as in PEFT 0.21; target experts beside it to adapt them"
+            f"all-linear leaves out the experts ({params:.3g} parameters stored as tensors, not"
+            " modules), as in PEFT 0.21; add the target experts to adapt them"
         )
     if is_translated:
         yield from _dense(graph, targets, ranks)
 
 
 def _dense(graph: Graph, targets: tuple[str, ...], ranks: dict[str, int]) -> Iterable[str]:
-    """Feed-forward layers that a translated name no longer means."""
+    """Yield a note on feed-forward layers that a translated name does not select."""
     asked = {target.rpartition(".")[2] for target in targets}
     if ALL_LINEAR in targets:
         asked.update(_PLAIN)
@@ -182,14 +182,14 @@ def _dense(graph: Graph, targets: tuple[str, ...], ranks: dict[str, int]) -> Ite
     if dense:
         yield (
             f"{', '.join(dense)} of dense and shared feed-forward layers get no adapter: in this"
-            " family PEFT 0.21 takes these names for the experts"
+            " family PEFT 0.21 applies these names to the experts"
         )
 
 
 # Adapters in the graph.
 
-# What PEFT puts adapters on where nothing is asked for depends on the family; we ask.
-_NO_TARGETS = "say which modules get adapters, as in r=16,targets=q_proj,v_proj"
+# PEFT's default targets depend on the family, so a target is required here.
+_NO_TARGETS = "name the modules that get adapters, as in r=16,targets=q_proj,v_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Lora:
 
     @classmethod
     def parse(cls, text: str) -> Lora:
-        """From `r=16,targets=q_proj,v_proj` (or `targets=all-linear`), with `,dora` for DoRA."""
+        """Parse `r=16,targets=q_proj,v_proj` (or `targets=all-linear`), with `,dora` for DoRA."""
         r: int | None = None
         targets: list[str] = []
         is_dora = in_targets = False
@@ -229,12 +229,12 @@ class Lora:
             else:
                 raise UsageError(f"{word!r} in --lora {text!r} is not understood; {_NO_TARGETS}")
         if r is None:
-            raise UsageError(f"--lora {text!r} has no rank; {_NO_TARGETS}")
+            raise UsageError(f"--lora {text!r} has no rank; add it, as in r=16,targets=q_proj")
         return cls(r, tuple(target for target in targets if target), is_dora)
 
 
 def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
-    """The graph with its adapters, and which of its nodes are trained: the adapters."""
+    """Return the graph with adapters, and a function that is True for the adapters' nodes."""
     ranks, notes = chosen_targets(graph, lora.targets)
     nodes: list[Node] = []
     for node in graph:
@@ -246,8 +246,8 @@ def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
     folded = [node.name for node in nodes if isinstance(node.work, Fold)]
     if folded and lora.is_dora:
         raise UsageError(
-            f"PEFT has no DoRA for weights that are no module, such as {folded[0]};"
-            " leave out dora, or target modules alone"
+            f"PEFT has no DoRA for weights that are not a module, such as {folded[0]};"
+            " leave out dora, or target modules only"
         )
     adapters = {node.name for node in nodes if node.part == "lora" and node.params}
     changed = replace(graph, nodes=tuple(nodes), assumptions=(*graph.assumptions, *notes))
@@ -255,7 +255,7 @@ def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
 
 
 def _adapted(node: Node, work: Linear, lora: Lora, *, rank: int) -> list[Node]:
-    """The node frozen, its two small matrices, and under its old name the sum of both."""
+    """Return four nodes: the frozen weight, the two adapter matrices and, as `node`, the sum."""
     base = replace(node, name=f"{node.name}.base_layer")
     down = Linear(work.inputs, rank, copies=work.copies, used=work.used)
     up = Linear(rank, work.outputs, copies=work.copies, used=work.used)

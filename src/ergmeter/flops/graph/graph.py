@@ -1,11 +1,11 @@
 """A model as a graph of operations: inputs, parameters and cost of each.
 
-`6 N` is not enough. Whether a weight costs 2, 4 or 6 FLOPs a token depends on what is trained. A
-frozen weight has no gradient of its own. No gradient goes below the lowest trainable layer. An
-adapter costs 6 on a few weights and leaves 4 on the rest. All of it follows from one rule applied
-to a graph. Nothing here depends on a model family.
+`6 N` is not enough. A weight costs 2, 4 or 6 FLOPs a token, depending on what is trained. A frozen
+weight has no gradient of its own. Below the lowest trainable layer there is no backward pass. With
+adapters, the few adapter weights cost 6 and the frozen ones 4. All of this follows from one rule
+(`gradients`) on a graph. Nothing here depends on a model family.
 
-Names are those of the modules in transformers, so a LoRA target means the same here.
+Node names are module names in transformers, so LoRA targets mean the same here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Mask = Literal["causal", "full"]
 class Linear:
     """A weight matrix times each row: 2 x inputs x outputs FLOPs.
 
-    Of `copies` matrices of this shape each row goes through `used`: experts, of which the router
-    picks a few. Otherwise both are 1.
+    Experts are `copies` matrices of this shape, and the router sends each row to `used` of them.
+    Otherwise both are 1.
     """
 
     inputs: int
@@ -31,24 +31,25 @@ class Linear:
     bias: bool = False
     copies: int = 1
     used: int = 1
-    is_module: bool = True  # a layer of its own, so that an adapter can be put on it by name
+    is_module: bool = True  # a torch module of its own: an adapter can target its name
 
     @property
     def weights(self) -> int:
-        """Weights one row goes through, biases left out: they are added, not multiplied."""
+        """Weights that multiply one row; biases are not included."""
         return self.inputs * self.outputs * self.used
 
     @property
     def params(self) -> int:
-        """Parameters kept, biases included."""
+        """Parameters of all copies, biases included."""
         return (self.inputs + self.bias) * self.outputs * self.copies
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Queries against keys, then weights against values: work for each pair, and no weights.
+    """The attention core: queries x keys, then probabilities x values. It has no weights.
 
-    Grouped queries shrink what is projected and cached; every query head still meets every key.
+    Its cost is per pair of positions. Grouped queries make projections and cache smaller, but not
+    this cost: every query head still attends to every key.
     """
 
     heads: int
@@ -58,12 +59,12 @@ class Attention:
     mask: Mask = "causal"
     window: int | None = None  # keys a query can see, itself included
     chunk: int | None = None  # queries see their own chunk of the sequence only
-    keys: str | None = None  # the stream the keys come from, where it is another one
-    latent: int | None = None  # numbers cached for a position where keys and values are compressed
+    keys: str | None = None  # the stream of the keys, if not the stream of the queries
+    latent: int | None = None  # size of a compressed cache entry (latent attention)
 
     @property
     def cached(self) -> int:
-        """Numbers the cache holds for one position."""
+        """Elements that the KV cache stores per position."""
         return self.latent or self.kv_heads * (self.qk_dim + self.v_dim)
 
 
@@ -76,24 +77,24 @@ class Convolution:
 
     @property
     def state(self) -> int:
-        """Numbers carried from one position to the next."""
+        """Elements of state that pass from one position to the next."""
         return self.channels * (self.width - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A recurrence over a state, elementwise: no matrix product, and seldom counted."""
+    """An elementwise recurrence over a state (Mamba, linear attention), not a matrix product."""
 
     flops_per_row: int
-    state: int = 0  # numbers carried from one position to the next
+    state: int = 0  # elements that pass from one position to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A low-rank update that is added to a weight before rows meet it: hardware's work alone.
+    """A low-rank update that is added to a weight before the product: hardware FLOPs only.
 
-    PEFT adapts so what is no module of its own, such as experts held as one tensor. The model's
-    work, two small matrices times each row, is on the nodes before it.
+    PEFT adapts weights that are not modules this way, such as experts stored as one tensor. The
+    model FLOPs, two small matrices times each row, are on the nodes before this one.
     """
 
     inputs: int
@@ -104,12 +105,12 @@ class Fold:
 
     @property
     def flops(self) -> int:
-        """FLOPs of making the update once, for any number of rows."""
+        """FLOPs to compute the update once; they do not depend on the number of rows."""
         return 2 * self.inputs * self.outputs * self.rank * self.copies
 
     @property
     def params(self) -> int:
-        """Numbers of the weight it is added to."""
+        """Elements of the weight that the update is added to."""
         return self.inputs * self.outputs * self.copies
 
 
@@ -118,11 +119,11 @@ Work: TypeAlias = "Linear | Attention | Convolution | Scan | Fold"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation: what it takes, what it holds, what it costs."""
+    """One operation: its inputs, its parameters and its cost."""
 
     name: str
-    part: str  # the row of the table it is counted under
-    of: tuple[str, ...]  # the operations whose results it takes; none: data
+    part: str  # the row of the result table that counts it
+    of: tuple[str, ...]  # names of the nodes whose results it reads; none: data
     params: int = 0
     work: Work | None = None
     stream: str = "tokens"  # which rows it works on
@@ -132,7 +133,7 @@ class Node:
 
     @property
     def params_active(self) -> int:
-        """Parameters one row meets."""
+        """Parameters used for one row: of experts, only those it is routed to."""
         if isinstance(self.work, Linear) and self.work.copies > 1:
             return self.params * self.work.used // self.work.copies
         return self.params
@@ -140,7 +141,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model: its nodes in an order in which each comes after what it takes."""
+    """A model: its nodes in topological order, each after its inputs."""
 
     family: str
     nodes: tuple[Node, ...]
@@ -148,39 +149,39 @@ class Graph:
     layers: int
     vocab: int
     assumptions: tuple[str, ...] = ()
-    facts: dict[str, int] = field(default_factory=dict)  # what a batch needs to know of the model
-    traits: frozenset[str] = frozenset()  # what its code does that no size says
+    facts: dict[str, int] = field(default_factory=dict)  # sizes that a batch needs of the model
+    traits: frozenset[str] = frozenset()  # names of `ActivationTraits` of the model's code
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
 
     @property
     def params(self) -> int:
-        """Parameters held, a tied one once."""
+        """All parameters; a tied one counts once."""
         return sum(node.params for node in self.nodes)
 
     @property
     def params_active(self) -> int:
-        """Parameters a token meets: of the experts only those it is sent to."""
+        """Parameters used for one token: of experts, only those it is routed to."""
         return sum(node.params_active for node in self.nodes)
 
     def linears(self) -> list[tuple[Node, Linear]]:
-        """The nodes that are weight matrices, each with its work."""
+        """Return the nodes that are weight matrices, each with its work."""
         return [(node, node.work) for node in self.nodes if isinstance(node.work, Linear)]
 
     def attentions(self) -> list[tuple[Node, Attention]]:
-        """The nodes where queries meet keys, each with its work."""
+        """Return the attention cores, each with its work."""
         return [(node, node.work) for node in self.nodes if isinstance(node.work, Attention)]
 
     def params_of(self, *roles: Role) -> int:
-        """Parameters held by nodes of these roles."""
+        """Return the number of parameters of nodes with these roles."""
         return sum(node.params for node in self.nodes if node.role in roles)
 
 
 class Builder:
-    """Collects nodes while a family's reader walks through its layers.
+    """Collects the nodes of a graph.
 
-    A builder `within` a layer puts the layer's name before the names of its nodes.
+    A builder `within` a layer prefixes the names of its nodes with the layer's name.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Builder:
         self.layer, self.stream = layer, stream
 
     def within(self, layer: str, stream: str = "tokens") -> Builder:
-        """A builder of the same nodes for one layer, whose rows are those of `stream`."""
+        """Return a builder for one layer, whose rows are in `stream`; it adds to the same list."""
         return Builder(self.nodes, layer=layer, stream=stream)
 
     def add(
@@ -205,7 +206,7 @@ class Builder:
         role: Role = "",
         tied_to: str | None = None,
     ) -> str:
-        """Append a node and return its full name, for what takes its result."""
+        """Append a node; return its full name, which nodes that read its result use."""
         takes = (of,) if isinstance(of, str) else of
         name = f"{self.layer}.{name}" if self.layer else name
         stream = stream or self.stream
@@ -228,7 +229,7 @@ class Builder:
         role: Role = "",
         tied_to: str | None = None,
     ) -> str:
-        """Append a weight matrix; one tied to another node holds nothing itself."""
+        """Append a weight matrix; a tied one has no weights of its own, only its bias."""
         work = Linear(inputs, outputs, bias, copies, used, is_module)
         params = (work.bias * outputs) if tied_to else work.params
         return self.add(
@@ -238,7 +239,7 @@ class Builder:
     def head(
         self, name: str, of: str, width: int, vocab: int, *, bias: bool, tied_to: str | None
     ) -> str:
-        """Append the matrix that makes the logits."""
+        """Append the matrix that computes the logits."""
         rows = Builder(self.nodes, layer=self.layer, stream="logits")
         return rows.linear(name, "head", of, width, vocab, bias=bias, role="head", tied_to=tied_to)
 
@@ -247,16 +248,16 @@ Trainable: TypeAlias = Callable[[Node], bool]
 
 
 def trains_all(_node: Node) -> bool:
-    """Every parameter is trained."""
+    """Return True: every parameter is trained."""
     return True
 
 
 def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
-    """True for each node whose result needs a gradient: it or a node before it is trained.
+    """Return by node name whether its result needs a gradient: it or a node before it is trained.
 
-    This is autograd's own rule (`requires_grad` of an output), and all that backward costs follows
-    from it, together with where autograd begins: what the loss does not come from, such as the last
-    layer of a tower whose last but one is used, is not walked back through.
+    This is autograd's own rule (`requires_grad` of an output), and the backward cost follows from
+    it. Nodes that the loss does not depend on have no backward pass, such as the last layer of a
+    tower if a model reads the one before it.
     """
     trained = trained_nodes(graph, trainable)
     reached = leading_to_loss(graph)
@@ -268,7 +269,7 @@ def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
 
 
 def trained_nodes(graph: Graph, trainable: Trainable) -> dict[str, bool]:
-    """True for each node with parameters that get a gradient, its own or a tied node's."""
+    """Return by node name whether its parameters, own or tied, get a gradient."""
     own = {node.name: node.params > 0 and trainable(node) for node in graph}
     reached = leading_to_loss(graph)
     return {
@@ -279,7 +280,7 @@ def trained_nodes(graph: Graph, trainable: Trainable) -> dict[str, bool]:
 
 
 def leading_to_loss(graph: Graph) -> frozenset[str]:
-    """Nodes whose results reach the head or, where there is none, the last node."""
+    """Return the nodes that the head depends on or, without a head, the last node depends on."""
     reached = {node.name for node in graph if node.role == "head"}
     reached.update(node.name for node in graph.nodes[-1:])
     for node in reversed(graph.nodes):

@@ -1,9 +1,9 @@
-"""Exchanges the head on top of a model's layers: language model, classifier, or none.
+"""Replaces the head on top of a model's layers: language model, classifier, or none.
 
-`LlamaForCausalLM` and `LlamaForSequenceClassification` share every field that has a size. On a
-small model with a large vocabulary the language model's head is more than half of the work. The
-class decides: that of a live model, or the one in the field `architectures` of a config.json. The
-head of a class is read from transformers' own mappings (`config.head_of`), not from its name.
+The configurations of `LlamaForCausalLM` and `LlamaForSequenceClassification` have the same sizes,
+but a language-model head can be more than half of a small model's FLOPs. So the model's class
+decides: that of a live model, or `architectures` in a config.json. The head of a class comes from
+transformers' own mappings (`config.head_of`); its name is used only if no mapping lists it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ENDINGS = {
     "ForQuestionAnswering": "question answering",
 }  # fmt: skip
 
-# Layers between an encoder's last one and its classifier, as transformers builds them: the
-# matrices that a whole sequence goes through as one row.
+# Matrices between an encoder's last layer and its classifier, as transformers builds them. They
+# compute one row per sequence.
 _POOLED = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "electra"), "classifier.dense"),
     **dict.fromkeys(("mpnet", "esm", "data2vec-text"), "classifier.dense"),
@@ -38,7 +38,7 @@ _POOLED = {
     "albert": "albert.pooler",
     "ernie": "ernie.pooler.dense",
 }
-_BARE_POOLERS = {  # bare encoders that pool all the same
+_BARE_POOLERS = {  # encoders whose class without a head has a pooler
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "roberta.pooler.dense"),
     **{name: f"{name}.pooler.dense" for name in ("bert", "mpnet", "esm", "ernie")},
     "albert": "albert.pooler",
@@ -47,9 +47,9 @@ _BARE_POOLERS = {  # bare encoders that pool all the same
 
 
 def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Graph:
-    """The graph of a language model, its head exchanged for what this class has."""
+    """Return the graph with the head of the class `architecture` instead of its own."""
     name = architecture or ""
-    # As transformers maps the class, else by its ending.
+    # From transformers' mappings, else by the ending of the name.
     by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
     head = head_of(name) or next(by_ending, None)
     if not name or head == "language":
@@ -64,7 +64,7 @@ def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Gr
     if head is not None and not has_source:
         return _classifying(graph, config, head)
     instead = (
-        "as an encoder-decoder that writes" if has_source else "with the head of a language model"
+        "as an encoder-decoder with its own head" if has_source else "with a language-model head"
     )
     line = f"the class {name} is not known: counted {instead}"
     return replace(graph, assumptions=(*graph.assumptions, line))
@@ -75,7 +75,7 @@ def _headless(graph: Graph) -> list[Node]:
 
 
 def _reader_alone(graph: Graph) -> Graph:
-    """The encoder of an encoder-decoder, with the embedding it shares."""
+    """Return the graph of an encoder-decoder's encoder, with the embedding that both share."""
     read = tuple(node for node in graph if node.part.startswith("encoder "))
     shared = {node.tied_to for node in read}
     shared_nodes = tuple(node for node in graph if node.name in shared)
@@ -91,7 +91,7 @@ def _bare(graph: Graph) -> Graph:
 
 
 def _pretraining(graph: Graph) -> Graph:
-    """ELECTRA's tells words that were exchanged; others have a pooler and two classes besides."""
+    """ELECTRA: a replaced-token head. BERT, ERNIE, ALBERT: also a pooler and a 2-class head."""
     hidden = graph.hidden
     if graph.family == "electra":
         b, name = Builder(_headless(graph)), "discriminator_predictions.dense"
@@ -120,18 +120,18 @@ def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
         params = hidden * (1 + config.flag("norm_bias", default=False))
         out = b.add("head.norm", "norm", out, params=params)
     name = "classifier" if is_encoder else "score"
-    labels = 2 if head == "question answering" else labels_of(config)  # of an answer, both ends
+    labels = 2 if head == "question answering" else labels_of(config)  # 2: answer start and end
     bias = is_encoder or head != "sequence classification"
     b.linear(name, "head", out, hidden, labels, bias=bias, role="head")
     return replace(graph, nodes=tuple(b.nodes))
 
 
 def labels_of(config: ModelConfig) -> int:
-    """The number of classes: two, as transformers has it, where the config does not say."""
+    """Return the number of classes; transformers' default 2 if the config has none."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:
         return len(named)
-    assumption = f"num_labels = {_LABELS}: the config has neither it nor id2label"
+    assumption = f"num_labels = {_LABELS}: the config has neither num_labels nor id2label"
     if "num_labels" not in config and assumption not in config.assumed:
         config.assumed.append(assumption)
     return config.integer("num_labels", default=_LABELS)

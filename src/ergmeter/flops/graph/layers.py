@@ -1,8 +1,7 @@
-"""The layers that families describe, and the graph of a decoder or encoder layer made of them.
+"""Descriptions of layers, which families fill in, and the functions that build graphs from them.
 
-A transformer is the same few pieces in many arrangements. A family fills in the pieces (`Mixer`s
-and `Mlp`s, layer by layer). The arrangement, which decides what needs whose gradient, is built here
-once.
+A family describes each layer: its mixers (attention, state space) and its feed-forward. How the
+parts of a layer connect, which decides where gradients flow, is written here once for all families.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ergmeter.flops.graph.graph import (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One matrix of a mixer: of what goes into the layer, of another piece, or of its `conv`."""
+    """One matrix of a mixer. `of` is its input: "" the layer's, else another piece or "conv"."""
 
     name: str
     inputs: int
@@ -33,7 +32,7 @@ class Piece:
     bias: bool = False
     of: str = ""
     is_module: bool = True
-    norm: int = 0  # parameters of the norm before it, in a projector
+    norm: int = 0  # parameters of a norm before it (projectors only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class AttentionLayer:
     head_dim: int
     q_bias: bool = False
     kv_bias: bool = False
-    k_bias: bool | None = None  # of the keys alone, where it is another
+    k_bias: bool | None = None  # of the keys; None: as kv_bias
     out_bias: bool = False
     norm_params: int = 0  # of norms on queries and keys
     extra_params: int = 0  # sinks, tables of relative positions
@@ -64,12 +63,12 @@ class AttentionLayer:
     chunk: int | None = None
     mask: Mask = "causal"
     latent: Latent | None = None
-    is_gated: bool = False  # queries carry a gate of their own size
-    fused: str | None = None  # the one projection that makes all three
+    is_gated: bool = False  # the query projection also computes a gate of the same size
+    fused: str | None = None  # name of one projection for queries, keys and values
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     module: str = "self_attn"
-    keys_of: int | None = None  # the layer whose keys and values it uses, where it has none
-    has_values: bool = True  # or its keys are its values too
+    keys_of: int | None = None  # number of the layer whose keys and values it reuses
+    has_values: bool = True  # False: the keys are also the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,11 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A mixer by its pieces: projections, a convolution, a scan, a norm, an output."""
+    """A state-space or linear-attention mixer: projections, convolution, scan, norm, output."""
 
     pieces: tuple[Piece, ...]
     output: Piece
-    part: str  # what its matrices are counted under
+    part: str  # the row of the result table that counts its matrices
     module: str
     conv: int = 0  # channels of a depthwise convolution
     conv_of: tuple[str, ...] = ()
@@ -101,7 +100,7 @@ class Recurrent:
     scan: int = 0  # FLOPs a row
     state: int = 0
     scan_params: int = 0
-    scan_of: tuple[str, ...] = ()  # pieces that it reads, or "conv"; none: all of them
+    scan_of: tuple[str, ...] = ()  # pieces that the scan reads, or "conv"; none: all of them
     norm: int = 0
     norm_of: str = ""  # a piece that the norm reads as a gate
 
@@ -131,7 +130,7 @@ class Experts:
     is_gated: bool = True
     bias: bool = False
     router_bias: bool = False
-    router_params: int = 0  # such as a correction bias that is no weight
+    router_params: int = 0  # other router parameters, such as a correction bias
     shared_size: int = 0
     has_shared_gate: bool = False
     module: str = "mlp"
@@ -139,7 +138,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: a mixer, a feed-forward, or both. Norm sizes are their parameters."""
+    """One block: a mixer, a feed-forward, or both. Norm fields are numbers of parameters."""
 
     mixers: tuple[Mixer, ...] = ()
     feed: Mlp | Experts | None = None
@@ -148,11 +147,11 @@ class Layer:
     after_norms: tuple[int, ...] = ()  # after mixer and feed-forward
     is_parallel: bool = False
     extra_params: int = 0
-    beside: tuple[Piece, ...] = ()  # matrices in a row beside the mixer, with a norm after them
+    beside: tuple[Piece, ...] = ()  # a chain of matrices parallel to the mixer, then a norm
     beside_norm: int = 0
-    after: tuple[Piece, ...] = ()  # and after the feed-forward, with the layer's own input
+    after: tuple[Piece, ...] = ()  # a chain after the feed-forward that reads per-layer input
     after_norm: int = 0
-    streams: int = 1  # of which the layer computes one and predicts the others
+    streams: int = 1  # AltUp: the layer computes one stream and predicts the others
 
 
 @dataclass(frozen=True)
@@ -167,10 +166,10 @@ class Decoder:
     final_norm: int
     head_bias: bool = False
     positions: int = 0  # rows of a learned table
-    further: int = 0  # layers that predict the tokens after the next (arXiv 2412.19437, 2.2)
+    further: int = 0  # multi-token prediction layers (arXiv 2412.19437, 2.2)
     embedding_norm: int = 0
-    input_width: int = 0  # of an input of its own for each layer
-    input_rows: int = 0  # of the table it is looked up in
+    input_width: int = 0  # size of an extra input per layer (Gemma 3n)
+    input_rows: int = 0  # rows of the table of these inputs
     streams: int = 1
     prefix: str = "model"
     layer_name: str = "layers"
@@ -183,7 +182,7 @@ class Decoder:
 
 
 def decoder_graph(decoder: Decoder) -> Graph:
-    """The graph of a language model by itself."""
+    """Return the graph of a language model."""
     b = Builder()
     add_decoder(b, decoder, inputs=())
     layers, nodes = len(decoder.layers), tuple(b.nodes)
@@ -191,7 +190,7 @@ def decoder_graph(decoder: Decoder) -> Graph:
 
 
 def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> None:
-    """Append a language model that also takes `inputs`, such as an image's embeddings."""
+    """Append a language model whose first layer also reads `inputs`, such as image embeddings."""
     prefix, hidden, vocab = decoder.prefix, decoder.hidden, decoder.vocab
     name = f"{prefix}.{decoder.embedding_name}"
     embedding = b.add(name, "embedding", params=vocab * hidden, role="embedding")
@@ -211,7 +210,7 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> Non
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
     tied_to = embedding if decoder.is_tied else None
     head = b.head(decoder.head_name, out, hidden, vocab, bias=decoder.head_bias, tied_to=tied_to)
-    # Layers that predict one token further each: a projection, a layer, the head again.
+    # Multi-token prediction layers: a projection, a layer, the head again.
     for number in range(decoder.further):
         name = f"{prefix}.mtp.{number}"
         at = b.within(name)
@@ -223,7 +222,7 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> Non
 
 
 def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
-    """Append what each layer is given of its own: a table, and a projection of the embedding."""
+    """Append the extra inputs of all layers: a table lookup and a projection of the embedding."""
     if not decoder.input_width:
         return ()
     wide = decoder.input_width * len(decoder.layers)
@@ -237,7 +236,7 @@ def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
 
 
 def _add_streams(b: Builder, decoder: Decoder, x: str, *, name: str) -> str:
-    """Append a matrix for each stream but the first, where there are several."""
+    """Append a matrix for each AltUp stream except the first."""
     made = tuple(
         b.linear(f"{name}.{number}", "altup", x, decoder.hidden, decoder.hidden)
         for number in range(decoder.streams - 1)
@@ -246,7 +245,7 @@ def _add_streams(b: Builder, decoder: Decoder, x: str, *, name: str) -> str:
 
 
 def add_layer(b: Builder, layer: Layer, x: str, hidden: int, *, own: tuple[str, ...] = ()) -> str:
-    """Append one block; returns the node that holds its result. `own` is its own input."""
+    """Append one block; return the name of its output node. `own`: nodes of per-layer input."""
     if layer.streams > 1:
         x = _predicted(b, layer.streams, x, hidden)
     normed = b.add("norm", "norm", x, params=layer.norm + layer.extra_params)
@@ -276,7 +275,7 @@ def add_layer(b: Builder, layer: Layer, x: str, hidden: int, *, own: tuple[str, 
 
 
 def _add_own_input(b: Builder, layer: Layer, out: str, own: tuple[str, ...]) -> str:
-    """Append what a layer does with its own input: a gate, their product, a matrix, a norm."""
+    """Append a layer's use of its per-layer input: gate, product with it, matrix, norm."""
     gate, *rest = layer.after
     met = b.add("own_input", "residual", (add_piece(b, gate, out, "per-layer input"), *own))
     made = _in_a_row(b, tuple(rest), met, part="per-layer input")
@@ -291,18 +290,18 @@ def _in_a_row(b: Builder, pieces: tuple[Piece, ...], x: str, *, part: str) -> st
 
 
 def _predicted(b: Builder, streams: int, x: str, hidden: int) -> str:
-    """AltUp before a layer (arXiv 2301.13310): all streams mixed, by what one of them holds."""
+    """Append AltUp's prediction before a layer: a mix of all streams (arXiv 2301.13310)."""
     n, part = streams, "altup"
     normed = b.add("altup.router_norm", "norm", x, params=hidden)
     router = b.linear("altup.modality_router", part, normed, hidden, n)
     mixes = b.linear("altup.prediction_coefs", part, router, n, n * n)
-    # A product of n x n with each channel: neither is a weight, and both get gradients.
+    # An n x n product per channel: both factors are activations, and both get gradients.
     mixed = b.add("altup.predict", part, (x, mixes), work=Linear(n * n, hidden), tied_to=mixes)
     return b.add("altup.predictions", "residual", (x, mixed))
 
 
 def _corrected(b: Builder, streams: int, x: str, hidden: int) -> str:
-    """AltUp after a layer: every stream corrected by what the layer made of one."""
+    """Append AltUp's correction after a layer: each stream is corrected by the layer's result."""
     n, part, router = streams, "altup", f"{b.layer}.altup.modality_router"
     normed = b.add("altup.corrected_norm", "norm", x)
     again = b.linear("altup.correcting_router", part, normed, hidden, n, tied_to=router)
@@ -311,7 +310,7 @@ def _corrected(b: Builder, streams: int, x: str, hidden: int) -> str:
 
 
 def add_mlp(b: Builder, mlp: Mlp, x: str, hidden: int, *, part: str = "mlp") -> str:
-    """Append two matrices, or three."""
+    """Append a feed-forward: two matrices, or three with a gate."""
     at = f"{mlp.module}." if mlp.module else ""
     size = mlp.size
     ups = [(name, size) for name in mlp.names[: 2 if mlp.is_gated else 1]]
@@ -348,7 +347,7 @@ _QKV = "attention qkv"
 
 
 def add_mixer(b: Builder, mixer: Mixer, x: str, hidden: int) -> str:
-    """Append what mixes the positions of a sequence to the layer that `b` builds."""
+    """Append a mixer: attention, Mamba or another recurrent mixer."""
     if isinstance(mixer, AttentionLayer):
         return add_attention(b, mixer, x, x, hidden)
     if isinstance(mixer, Mamba):
@@ -359,7 +358,10 @@ def add_mixer(b: Builder, mixer: Mixer, x: str, hidden: int) -> str:
 def add_attention(
     b: Builder, a: AttentionLayer, x: str, memory: str, hidden: int, *, keys: str | None = None
 ) -> str:
-    """Append attention of `x` to `memory`, the same node or, across streams, another."""
+    """Append attention with queries from `x` and keys from `memory`.
+
+    In cross attention `memory` is another node, and `keys` is its stream.
+    """
     at = a.module
     qk_dim, v_dim, cached = a.head_dim, a.head_dim, None
     if a.latent is not None:
@@ -383,7 +385,7 @@ def add_attention(
 def _separate(
     b: Builder, a: AttentionLayer, x: str, memory: str, hidden: int, keys: str | None
 ) -> tuple[str, str, str]:
-    """A projection each for queries, keys and values."""
+    """Append separate projections of queries, keys and values; return the three nodes."""
     q_size = a.heads * a.head_dim * (2 if a.is_gated else 1)
     kv_size = a.kv_heads * a.head_dim
     k_bias = a.kv_bias if a.k_bias is None else a.k_bias
@@ -432,7 +434,7 @@ def _add_mamba(b: Builder, m: Mamba, x: str, hidden: int) -> str:
     if m.norm_params:
         choice = b.add(f"{at}.norms", "norm", choice, params=m.norm_params)
     time = b.linear(f"{at}.dt_proj", part, choice, m.rank, m.inner, bias=True)
-    # Each state: decay, input, their products and sum, and the product with C that reads it out.
+    # 7 FLOPs per state element: decay, input, their products and sum, the product with C.
     work = Scan(7 * m.inner * m.state, m.inner * m.state)
     params = m.inner * (m.state + 1)
     scan = b.add(f"{at}.scan", "scan", (time, choice, conv), params=params, work=work)
@@ -468,37 +470,37 @@ def _add_recurrent(b: Builder, m: Recurrent, x: str) -> str:
 def add_piece(
     b: Builder, p: Piece, of: str | tuple[str, ...], part: str, *, module: str = ""
 ) -> str:
-    """Append one matrix."""
+    """Append the matrix that a `Piece` describes, with the input `of`."""
     name = f"{module}{p.name}"
     return b.linear(name, part, of, p.inputs, p.outputs, bias=p.bias, is_module=p.is_module)
 
 
 # The layer of every encoder, also of vision towers and encoder-decoders.
 #
-# BERT has its norms after each part, most others before. With frozen embeddings that decides
-# whether the first projections get a backward pass. So a layer is built in its own order.
+# BERT is post-norm, most other encoders are pre-norm. With frozen embeddings this decides whether
+# the first projections have a backward pass. So each layer is built in its own order.
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderBlock:
-    """A layer of an encoder, or of the decoder that reads from one."""
+    """A layer of an encoder, or of the decoder of an encoder-decoder."""
 
     attention: AttentionLayer
     feed: Mlp
-    norm: int  # parameters of the norm at the attention
-    feed_norm: int  # and of that at the feed-forward
-    cross: AttentionLayer | None = None  # attention to the source; its norm is as large as `norm`
-    is_post_norm: bool = False  # normed after the sum and not before the part
-    extra_params: int = 0  # such as a scale for each channel
+    norm: int  # parameters of the attention's norm
+    feed_norm: int  # parameters of the feed-forward's norm
+    cross: AttentionLayer | None = None  # cross attention; its norm is as large as `norm`
+    is_post_norm: bool = False  # norm after the residual sum, not before the sublayer
+    extra_params: int = 0  # such as layer scales
 
 
 def add_block(
     b: Builder, block: EncoderBlock, x: str, hidden: int, *, memory: str | None = None
 ) -> str:
-    """Append a layer; `memory` is what cross attention reads."""
+    """Append a layer; return its output node. `memory`: the node that cross attention reads."""
 
     def around(what: str, x: str, params: int, part: Callable[[str], str]) -> str:
-        """Add a part of the layer to the residual stream."""
+        """Append a sublayer with its norm and residual sum."""
         if block.is_post_norm:
             return b.add(f"{what}_norm", "norm", (x, part(x)), params=params)
         made = part(b.add(f"{what}_norm", "norm", x, params=params))
@@ -519,5 +521,5 @@ def add_block(
 
 
 def renamed(nodes: Sequence[Node], what: str) -> tuple[Node, ...]:
-    """The nodes, counted in rows of the table of their own: `encoder mlp`, `vision mlp`."""
+    """Return the nodes with `what` before the name of their part, such as `encoder mlp`."""
     return tuple(replace(node, part=f"{what} {node.part}") for node in nodes)
