@@ -220,7 +220,7 @@ def _joules(
     """Joules by part and their basis, or the reason why not; and the seconds without readings."""
     try:
         if evidence.from_output:
-            raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+            raise NotMeasurable("printed lines do not show when a phase began; a Meter does")
         each = [_of_device(evidence, device, edges_ns) for device in boundary(evidence)]
     except NotMeasurable as error:
         return None, None, str(error), 0.0

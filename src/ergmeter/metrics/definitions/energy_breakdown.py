@@ -127,7 +127,7 @@ def _how(evidence: Evidence) -> str:
 
 def _devices(evidence: Evidence) -> list[Device]:
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+        raise NotMeasurable("printed lines do not show when a phase began; a Meter does")
     return boundary(evidence)
 
 

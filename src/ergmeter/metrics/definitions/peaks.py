@@ -60,7 +60,7 @@ def table_peak(
     names them. `otherwise` is what one can do where there is none, in the words of the caller.
     """
     if dtype not in DTYPES:
-        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
+        raise UsageError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     try:
         specs = candidates(device)
         if len({spec.peak_flops_per_s.get(dtype) for spec in specs}) > 1:

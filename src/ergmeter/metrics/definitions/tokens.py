@@ -88,7 +88,7 @@ def known_counts(rows: Steps, column: str) -> FloatArray | None:
         return None
     if absent and column == "steps":
         raise NotMeasurable(
-            f"{absent} of {total} printed lines do not say how many steps they stand for"
+            f"{absent} of {total} printed lines do not state how many steps they cover"
         )
     if absent:
         raise NotMeasurable(f"{absent} of {total} steps have no count of {WORDS[column]}")

@@ -32,22 +32,22 @@ CASES: list[Case] = [
         for fact, reason, settings in (
             (
                 "the peak was declared",
-                "the peak was declared, and its clock was not",
+                "the peak was declared without its clock",
                 {"peak_flops_per_s": 1e15},
             ),
             (
                 "products in 32 bits",
-                "the peak of fp32 is at another clock than that of 16 bits",
+                "the peak of fp32 is at another clock than the 16-bit peak",
                 {"dtype": "fp32"},
             ),
             (
                 "a device of which nobody has heard",
-                "which clock the peak is at is not known",
+                "the clock of the datasheet's peak is unknown",
                 {"device": "unheard of"},
             ),
             (
                 "a card of which no document states the clock",
-                "no source for the clock that the peak of",
+                "no source for the clock of the peak of",
                 {"device": "l40s"},
             ),
         )

@@ -168,7 +168,7 @@ CASES = [
     absent(
         "a recorded program that prints its steps has no memory of training",
         "memory.device_train_peak_bytes",
-        "printed lines do not say when a phase began: a Meter does",
+        "printed lines do not show when a phase began; a Meter does",
         steps=STEPS,
         stream="output",
         devices=[GPU],
@@ -177,7 +177,7 @@ CASES = [
     absent(
         "an allocator that was read between the steps",
         "memory.allocator_train_peak_bytes",
-        "no reading fell into training steps",
+        "no reading was taken during training steps",
         steps=even_steps(5, seconds=0.1, gap_s=0.9),
         devices=[TORCH],
         samples=[

@@ -120,7 +120,7 @@ CASES = [
     of_mark(
         "a rule about the loss in a run without losses",
         "alert_unjudged",
-        "loss nan: no step tells its loss",
+        "loss nan: no step reports loss",
         "an alert was not judged: {}",
     ),
     of_mark(

@@ -127,7 +127,7 @@ CASES = [
     absent(
         "one of ten printed lines does not say its step",
         "steps.count",
-        "1 of 10 printed lines do not say how many steps they stand for",
+        "1 of 10 printed lines do not state how many steps they cover",
         steps=[*BARE[:9], replace(BARE[9], steps=None)],
         stream="output",
     ),
