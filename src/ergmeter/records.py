@@ -397,7 +397,7 @@ class Missing:
     reason: str
 
     def __str__(self) -> str:
-        """"not measured: " and the reason."""
+        """ "not measured: " and the reason."""
         return f"not measured: {self.reason}"
 
 

@@ -220,7 +220,7 @@ def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_s
     host = Device("process:1", "process", "python", "process")
     blind = Judge(rules, devices={host.id: host})
     blind.feed(rows)
-    assert blind.hopeless == {"energy > 5 Wh": "no device tells its energy"}
+    assert blind.hopeless == {"energy > 5 Wh": "no device reports its energy"}
     assert Judge(rules, devices={host.id: host, GPU.id: GPU}).hopeless == {}
     assert Judge(rules, devices={}).hopeless == {}  # none is known yet
 

@@ -80,7 +80,7 @@ class Judge:
         settings: Settings | None = None,
         start_ns: int | None = None,
     ) -> None:
-        """`devices`: of the run, may grow; `settings`: prices; `start_ns`: the run's start."""
+        """`devices`: of the run, which may grow; `settings`: for prices; `start_ns`: of the run."""
         self.rules = tuple(rules)
         devices = {} if devices is None else devices
         self.totals = LiveTotals(devices, start_ns=start_ns)

@@ -173,8 +173,8 @@ CASES: list[Case] = [
     ),
     checks(
         "one of two ranks recorded no steps",
-        "1 of the 2 ranks told no steps (1): tokens are of the other ranks only: metrics per device"
-        " or per joule are absent",
+        "1 of the 2 ranks recorded no steps (1): tokens are of the other ranks only: metrics per"
+        " device or per joule are absent",
         ranks(even_steps(40, tokens_computed=10, rank=0), world=2, rank=0),
     ),
     checks(

@@ -277,7 +277,7 @@ CASES = [
     absent(
         "a profile with 1.4 s of computation in 1 s",
         "profile.computation_s",
-        "its share of the profiled time is impossible: 140%",
+        "the share of profiled time is impossible: 140%",
         steps=STEPS,
         marks=[Mark(5 * S, "profiled", json.dumps(PROFILE))],
     ),

@@ -132,7 +132,7 @@ CASES = [
     lacks(
         "a GPU of AMD without an idle span",
         "energy.idle_w",
-        "`erg calibrate` measures the idle power of NVIDIA GPUs alone",
+        "`erg calibrate` measures idle power of NVIDIA GPUs only",
         lambda path: run_on(path, AMD),
     ),
     lacks(
@@ -152,7 +152,7 @@ CASES = [
     absent(
         "an idle span of a second",
         "energy.idle_w",
-        "its idle spans are not longer than 1.5 s",
+        "no idle span is longer than 1.5 s",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), steps=idle_of(20, 21)),
     ),
     absent(
@@ -207,7 +207,7 @@ CASES = [
     absent(
         "a recorded program that prints its steps, of the energy of each",
         "energy.step_median_j",
-        "a printed line does not say when its step began: a Meter does",
+        "a printed line does not show when its step began; a Meter does",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), stream="output"),
     ),
     absent(
