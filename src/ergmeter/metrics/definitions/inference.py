@@ -152,12 +152,12 @@ def _until_token(evidence: Evidence, waits_s: FloatArray, q: float, which: str) 
 
 
 def ttft_s(evidence: Evidence, q: float) -> Reading:
-    """Time to the first token."""
+    """Time from the start of a request to its first token: a percentile over requests."""
     return _until_token(evidence, prefills(evidence).duration_s, q, "first")
 
 
 def tpot_s(evidence: Evidence, q: float) -> Reading:
-    """Time per output token after the first: one figure a request."""
+    """Time per output token after the first: a percentile over requests, one value per request."""
     decode = requests(evidence).decode
     tokens, basis, label = generated(evidence, decode)
     several = tokens > 1
@@ -173,7 +173,7 @@ def tpot_s(evidence: Evidence, q: float) -> Reading:
 
 
 def itl_s(evidence: Evidence, q: float) -> Reading:
-    """Gap between chunks of a stream: one figure a gap."""
+    """Inter-token latency: a percentile of the gaps between chunks of a stream."""
     gaps_s = _gaps_s(evidence)
     decode = requests(evidence).decode
     value, failures = _percentile(
@@ -213,7 +213,7 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
 
 
 def e2e_s(evidence: Evidence, q: float) -> Reading:
-    """From the start of a request to its last token."""
+    """Time from the start of a request to its last token: a percentile over requests."""
     return _until_token(evidence, requests(evidence).e2e_s, q, "last")
 
 

@@ -31,7 +31,7 @@ from ergmeter.units import NS_PER_S, duration
 _MARK = "profiled"
 _WHY_NOT = ("no_profile_yet", "profile_unread", "not_profiled")
 _MOST_FRAC = 0.95  # with this share of time in steps, the time between them is neglected
-_ALONE = "one rank on one GPU communicates with none, and computes in the time with a kernel"
+_ALONE = "one rank on one GPU does not communicate, and computes whenever a kernel runs"
 _NONE = "no steps were profiled: pass profile_steps=3 to an integration, or import a torch trace"
 
 

@@ -80,7 +80,7 @@ class Offered:
         """From the first request offered to the last settled. NotMeasurable if none was settled."""
         if not len(self):
             raise NotMeasurable(
-                f"no request after the warm-up, which has {number_of(self.warmup, 'request')}"
+                f"no request after the warm-up of {number_of(self.warmup, 'request')}"
             )
         if not self.settled:
             raise NotMeasurable(

@@ -114,7 +114,7 @@ def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float 
 # peak there is no roofline. FLOPs are the model's, so recomputation makes a run appear too low and
 # too far left.
 
-_NO_BYTES = "no counter of the bytes that device memory moved"
+_NO_BYTES = "no hardware counter of device memory traffic"
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ def _within(
         return (_part(split, name, idle, fact),)
     facts = tuple(_fact(split, name) for name in waits)
     title = " and ".join(TITLES[name] for name in waits)
-    why = "the device was busy in part of these, and in which is unknown"
+    why = "the device was busy in an unknown part of these"
     return (
         LossBlock(MERGED_WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),
     )

@@ -237,7 +237,7 @@ CASES = [
     refused(
         "a roofline of a CPU",
         roofline,
-        "no counter of the bytes that device memory moved: no accelerator was sampled",
+        "no hardware counter of device memory traffic: no accelerator was sampled",
         steps=STEPS,
     ),
     refused(

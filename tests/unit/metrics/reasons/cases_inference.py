@@ -202,7 +202,7 @@ CASES = [
     absent(
         "a load that was interrupted in its warm-up",
         "throughput.requests_per_s",
-        "no request after the warm-up, which has 1 request",
+        "no request after the warm-up of 1 request",
         reported=[settled("failed: timeout", 1, 3)],
         marks=[*LOAD, Mark(4 * S, "warmup_end")],
     ),
