@@ -8,7 +8,7 @@
                 train(batch)
     print(meter.summary().readings["throughput.tokens_per_s"])
 
-The names below are loaded when they are first used: `import ergmeter` alone loads next to nothing.
+The names below are loaded on first use, so `import ergmeter` alone loads almost nothing.
 """
 
 from __future__ import annotations

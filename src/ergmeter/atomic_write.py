@@ -1,6 +1,6 @@
-"""Replaces a file or makes a directory as a whole: a reader never sees a part of it.
+"""Writes files and directories atomically: a reader never sees an incomplete one.
 
-Also JSON files, written so and read, TOML files, and texts in the user's cache directory.
+Also reads JSON and TOML files, and stores texts in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ else:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path in the same folder to write to; it replaces `path` if nothing was raised.
 
-    It may become a file, or a directory where `path` is none or empty. OSError where the folder
-    can't be written to. What was written is removed if anything failed.
+    The caller may create a file there, or a directory if `path` is absent or an empty directory.
+    OSError if the folder can't be written to. If anything fails, the new content is removed.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -40,18 +40,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by this text in UTF-8."""
+    """Replace a file's content by a text in UTF-8, atomically."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
-    """Replace a file by this value as JSON. ValueError if there is a nan or inf in it."""
+    """Replace a file's content by a value as JSON, atomically. ValueError for a NaN or infinity."""
     write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in that file; empty where there is none, or it can't be read."""
+    """The JSON object in a file; {} if the file is absent, unreadable or not an object."""
     try:
         document = json.loads(path.read_bytes().decode())
     except (OSError, ValueError):
@@ -66,9 +66,9 @@ def cache_directory() -> Path:
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:
-    """A file of the cache directory as text; made if it is absent or others could have written it.
+    """Return a cached file's text; `make` it if it is absent or other users can write to it.
 
-    Where nothing can be cached (no home directory, a full disk), it is made each time.
+    If nothing can be cached (no home directory, a full disk), `make` is called each time.
     """
     try:
         path = cache_directory() / name
@@ -88,16 +88,16 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
 
 
 def json_number(value: object) -> object:
-    """The value itself, or its text if it is nan or inf, which JSON does not have."""
+    """A value for JSON: NaN and infinity, which JSON lacks, become text."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in a file. OSError where it can't be read, ValueError where it is no TOML."""
+    """The document in a TOML file. OSError if it can't be read, ValueError if it is not TOML."""
     document: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     return document
 
 
 def toml_beside(module: str, name: str) -> dict[str, Any]:
-    """The document in the file `name` in the folder of `module`, which is a module's `__file__`."""
+    """The TOML document `name` in the folder of a module; `module`: the module's `__file__`."""
     return read_toml(Path(module).with_name(name))

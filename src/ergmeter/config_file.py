@@ -42,7 +42,7 @@ _TEXTS = {
 
 
 class ConfigModel(BaseModel):
-    """A section of a configuration file. Unknown keys are errors; null stands for the default."""
+    """A section of a configuration file. Unknown keys are errors; null means the default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,7 +64,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class ConfigError:
-    """One error, and the keys that lead to it."""
+    """One error, and its location: the keys from the top of the file to the wrong value."""
 
     location: Location
     text: str
@@ -72,7 +72,7 @@ class ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The values of a YAML file, and the parsed document that has their lines."""
+    """The values of a YAML file, and the parsed document, which has their line numbers."""
 
     path: Path
     values: dict[str, Any]
@@ -99,20 +99,20 @@ def _children(node: yaml.Node | None) -> dict[str, tuple[int, yaml.Node]]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Rejects duplicate keys; YAML takes the last."""
+    """A loader that rejects duplicate keys, of which YAML would use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
         for key_node, _ in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in lines and key != "<<":
-                raise UsageError(f"line {line}: {key!r} is in line {lines[key]} already; keep one")
+                raise UsageError(f"line {line}: {key!r} is also in line {lines[key]}; keep one")
             lines[key] = line
         return dict(super().construct_mapping(node, deep=deep))
 
 
 def read_yaml(path: Path) -> ConfigFile:
-    """Read a file of keys and values. An empty file has none."""
+    """Read a YAML file of keys and values; both may be absent."""
     try:
         loader = _UniqueKeyLoader(path.read_text(encoding="utf-8"))
         document = loader.get_single_node()
@@ -145,7 +145,9 @@ def validate(
     *,
     unknown: Callable[[Location, Sequence[str]], str] | None = None,
 ) -> tuple[Model | None, list[ConfigError]]:
-    """Validate values. Without the wrong ones, the model has defaults, or is None if it can't.
+    """Validate values. Return the model and all errors.
+
+    In the model, defaults replace wrong values. It is None if a wrong value has no default.
 
     `unknown`: the message for an unknown key, from its location and the names of its siblings.
     """
@@ -170,7 +172,7 @@ def validate(
 
 
 def check(model: type[Model], file: ConfigFile) -> Model:
-    """The validated model of a file. UsageError with all that is wrong."""
+    """Return the validated model of a file. UsageError lists everything that is wrong."""
     validated, errors = validate(model, file.values)
     if validated is None or errors:
         raise usage_error(file.path, [with_line(error, [file]) for error in errors])
@@ -178,7 +180,7 @@ def check(model: type[Model], file: ConfigFile) -> Model:
 
 
 def with_line(error: ConfigError, files: Sequence[ConfigFile]) -> str:
-    """The text of an error after its line in the first of these files that has its key."""
+    """The error's text with its line number, from the first of these files that has its key."""
     for location in (error.location, error.location[:-1]):
         for file in files:
             line = file.line(location)
@@ -189,7 +191,7 @@ def with_line(error: ConfigError, files: Sequence[ConfigFile]) -> str:
 
 
 def usage_error(path: Path, lines: Iterable[str]) -> UsageError:
-    """The first error of each kind and how many are like it, most frequent first."""
+    """A UsageError with the first error of each kind and the number of similar ones."""
     kinds = listed_by((_VARIABLE.sub("", line), line) for line in dict.fromkeys(lines))
     ranked = sorted(kinds.values(), key=len, reverse=True)
     messages = [
@@ -203,13 +205,13 @@ def usage_error(path: Path, lines: Iterable[str]) -> UsageError:
 
 
 def dotted(location: Location) -> str:
-    """`train.lr`, `datasets[0].type`."""
+    """A location as text, such as `train.lr` or `datasets[0].type`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).lstrip(".")
 
 
 def hint(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The closest match as a question, or all names if nothing is close."""
+    """The closest match as a question ("did you mean lr?"); if none is close, all names."""
     options = list(dict.fromkeys(names))
     near = suggestion(name, options, "did you mean {}?", cutoff=cutoff)
     if near:
@@ -219,7 +221,7 @@ def hint(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def unknown_key(location: Location, names: Sequence[str]) -> str:
-    """The message for a key that is not known."""
+    """The message for an unknown key: its location and the closest known key."""
     return f"{dotted(location)} is no key; {hint(location[-1], names)}"
 
 
@@ -240,7 +242,7 @@ def _message(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
 
 
 def _section(model: type[BaseModel], location: Location) -> type[BaseModel]:
-    """The model that has the last key of a location."""
+    """The pydantic model whose field is the last key of a location."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
         inner = next(_models(field.annotation), None) if field else None
@@ -256,7 +258,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401  any 
 
 
 def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
-    """The values without those at these locations."""
+    """A copy of the values without those at these locations."""
     result = dict(values)
     inner: dict[str, list[Location]] = {}
     for key, *rest in locations:

@@ -53,7 +53,7 @@ class ProbeFinding:
 
 
 def examine(names: list[str] | None = None) -> list[ProbeFinding]:
-    """Open every probe and read it twice."""
+    """Open every probe (or those named), read it twice, and return what was found."""
     request = ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
     opened = open_probes(request, _examined() if names is None else names)
     findings = [
@@ -68,7 +68,7 @@ def examine(names: list[str] | None = None) -> list[ProbeFinding]:
 
 
 def _examined() -> list[str]:
-    """All probes but those that need a recording, or a program to read from."""
+    """The names of all probes except those that need a recording or run inside a program."""
     others = ("inside", "recording")
     left_out = {name for what in others for name in registry.declaring("probes", reads=what)}
     return [name for name in registry.names("probes") if name not in left_out]

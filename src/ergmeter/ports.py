@@ -19,11 +19,11 @@ from ergmeter.records import Device, Mark, Record, Result, Sample, Summary, Wind
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What a probe is to read. A probe ignores what does not concern it."""
+    """What a probe should read. A probe ignores fields that do not concern it."""
 
     pid: int  # the measured process; its children count too
     path: str  # a path on the file system whose free space matters
-    environment: dict[str, str] = field(default_factory=dict)  # CUDA_VISIBLE_DEVICES and its kin
+    environment: dict[str, str] = field(default_factory=dict)  # CUDA_VISIBLE_DEVICES and the like
     options: dict[str, Any] = field(default_factory=dict)  # this probe's own, by name
 
 
@@ -33,8 +33,8 @@ class Probe(Protocol):
 
     Constructed with a ProbeRequest. Raises NotMeasurable if it can't work on this machine.
     `read` is called on the sampler's thread, every `period_s`. It returns samples, and a Mark for
-    a device that was lost. An exception ends this probe and no other. A probe that leaves out what
-    is costly on some readings also has `read_last`, called in its place for the very last one.
+    a device that was lost. An exception ends only this probe. A probe whose `read` skips costly
+    columns now and then also has `read_last`, which is called instead for the last reading.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Probe(Protocol):
 
     @property
     def devices(self) -> Sequence[Device]:
-        """The devices it reads, known once it is constructed."""
+        """The devices that the probe reads, known once it is constructed."""
 
     def read(self) -> Sequence[Sample | Mark]:
         """Take a reading of every device, now."""
@@ -52,12 +52,12 @@ class Probe(Protocol):
 
 
 class DeclaredProbe:
-    """What is known of a probe before it is opened. A probe that inherits nothing is on request."""
+    """Facts about a probe before it is opened. A probe without this base is read on request."""
 
     name: str
-    kinds: ClassVar[tuple[str, ...]]  # of its devices, as `Device.kind` has them
+    kinds: ClassVar[tuple[str, ...]]  # the values of `Device.kind` of its devices
     # What it reads: devices of the machine; a program from outside, or from inside its process; a
-    # recording. The last two are not what `erg doctor` looks for.
+    # recording. `erg doctor` does not try the last two.
     reads: ClassVar[Literal["machine", "program", "inside", "recording"]] = "machine"
     is_default: ClassVar[bool] = True  # opened unless the user names others
     has_interval: ClassVar[bool] = False  # `erg record --interval` sets how often it is read
@@ -88,60 +88,60 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineHints:
-    """Byte strings of which a line must hold one to be decoded."""
+    """Byte strings: a line is decoded only if it contains one of them."""
 
     any_of: tuple[bytes, ...]
-    folds_case: bool = False  # they are in lower case, the log in any
+    folds_case: bool = False  # True: compare in lower case
 
 
 @runtime_checkable
 class Importer(Protocol):
     """Turns lines of text, from a file or live, into records.
 
-    An importer is a subclass: it has a `name`, `recognises` and `records`, and overrides what else
-    it has to declare. It is constructed with those of its `options` that the user gave.
+    An importer is a subclass with a `name`, `recognises` and `records`; it may override the rest.
+    It is constructed with those of its `options` that the user set.
     """
 
     name: str
-    looks_for: str = ""  # in words, for a message that nothing was recognised
+    looks_for: str = ""  # what it recognises, as text for an error message
     order: int = 50  # importers are asked in this order, the most specific first
     is_live: bool = True  # False: it reads files that no measured program prints
     options: tuple[str, ...] = ()  # names of its keyword arguments
-    hints: LineHints | None = None  # of the lines that it wants; None: any line
+    hints: LineHints | None = None  # which lines to pass to it; None: all lines
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """True if these first lines are in the format this importer reads."""
+        """True if these first lines of a log are in the importer's format."""
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come. May hold a few lines back to see what they mean."""
+        """Yield records as lines arrive. May delay a record until later lines explain it."""
 
     def words(self, recognised: str) -> LineHints | None:  # noqa: ARG002
-        """The hints before ("") or after a line was recognised, where they differ."""
+        """The line hints to use. `recognised`: a recognised line; "" before there is one."""
         return self.hints
 
     def advice(self, head: Sequence[str]) -> str:  # noqa: ARG002
-        """A hint for a log with this beginning in which nothing was recognised."""
+        """Advice for the user if no line of a log was recognised. `head`: its first lines."""
         return ""
 
     def sampled_devices(self) -> Sequence[Device]:
-        """The devices that it has read samples of."""
+        """The devices whose samples the importer has read."""
         return ()
 
 
 class DeclaredSink:
-    """What is known of a sink before it is opened. A sink that inherits nothing has no checks.
+    """Facts about a sink before it is opened. Options of a sink without this base are not checked.
 
-    The library that it sends to is imported when the sink is opened, on the sink's own thread.
+    The sink's library is imported when the sink is opened, on the sink's own thread.
     """
 
     name: str
-    options: ClassVar[Mapping[str, Any]]  # with their defaults; None: the sink determines it itself
-    library: ClassVar[str] = ""  # to be installed, by the extra of the sink's name
+    options: ClassVar[Mapping[str, Any]]  # names and defaults; None: the sink chooses the value
+    library: ClassVar[str] = ""  # the package it needs; the extra of the sink's name installs it
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRequest:
-    """What a sink is opened with: the run, and its own options by name."""
+    """What a sink is constructed with: the run, and the sink's options by name."""
 
     run: str  # the run directory
     name: str  # what the run is called
@@ -152,8 +152,8 @@ class SinkRequest:
 class Update:
     """All metrics over one window of a run, for every sink.
 
-    `step` is the number of optimizer steps done by the end of the window, those before a resume
-    included: the axis. What is `Missing` in the summary is not sent, and never sent as 0.
+    `step`, for the x axis, is the number of optimizer steps done by the end of the window, steps
+    before a resume included. Metrics that are `Missing` in the summary are not sent.
     """
 
     step: int
@@ -161,9 +161,9 @@ class Update:
     window: Window
     summary: Summary
     is_final: bool = False  # the summary is of the run's training window, and of the whole run
-    window_s: float | None = None  # without what was cut out of it; None: all of it
+    window_s: float | None = None  # the window's length without cuts; None: nothing was cut
     window_kind: str = "training"
-    unbroken: Mapping[str, Result] = field(default_factory=dict)  # nothing cut, for a ledger's row
+    unbroken: Mapping[str, Result] = field(default_factory=dict)  # without cuts, for a ledger row
 
     @property
     def length_s(self) -> float:

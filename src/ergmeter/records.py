@@ -58,7 +58,7 @@ def dtype_named(name: str | None) -> str | None:
     longer = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
     short = longer.get(name.lower(), name.lower())
     if short not in DTYPES:
-        raise UsageError(f"no type {name!r}; there are {', '.join(DTYPES)}")
+        raise UsageError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
     return short
 
 
@@ -227,9 +227,9 @@ _hints = cache(get_type_hints)
 
 
 def of_type(value: object, kind: type[_Record]) -> _Record:
-    """The value from JSON. TypeError if it is of another type."""
+    """Return a value from JSON if it is of type `kind`; else raise TypeError."""
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} in place of a {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value
 
 
@@ -246,7 +246,7 @@ def _is_of(value: object, hint: object) -> bool:
 
 
 def _as_field(value: object, hint: object) -> object:
-    """A number as Python's own, and whole in a field of whole numbers; a list as a tuple."""
+    """Convert a value for a field: numbers to int or float by the field's type, lists to tuples."""
     if type(value) is not bool and isinstance(value, Real):
         number = int(value) if isinstance(value, Integral) else float(value)
         return int(number) if int in get_args(hint) and number % 1 == 0 else number
@@ -310,7 +310,7 @@ class Flops:
 
     @classmethod
     def checked(cls, flops: Flops | Iterable[Flops]) -> tuple[Flops, ...]:
-        """Flops from a program, as a run will give them back. UsageError for what it could not."""
+        """Return Flops as they will be read back from a run. UsageError if they can't be stored."""
         each = tuple(flops) if isinstance(flops, Iterable) else (flops,)
         for one in each:
             if not isinstance(one, Flops):
@@ -324,7 +324,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as its driver describes it. Its id merges ranks and names a row."""
+    """A device as its driver describes it. Samples of all ranks refer to it by its id."""
 
     id: str  # unique on earth where the maker allows it: a GPU's UUID
     kind: Literal["gpu", "cpu", "dram", "module", "allocator", "process", "node", "self"]
@@ -384,7 +384,7 @@ def interval_text(reading: Reading) -> str:
 
 
 def mapped(reading: Reading, change: Callable[[float], float], **fields: Any) -> Reading:  # noqa: ANN401
-    """A reading with its value and both edges of its interval changed alike."""
+    """Apply `change` to a reading's value and to both ends of its interval."""
     low, high = (None if edge is None else change(edge) for edge in (reading.low, reading.high))
     return replace(reading, value=change(reading.value), low=low, high=high, **fields)
 
@@ -398,12 +398,12 @@ def spread_frac(reading: Reading) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why there is no number, in words for the person who expected one."""
+    """The reason why a metric has no value, as text for the user."""
 
     reason: str
 
     def __str__(self) -> str:
-        """The reason, marked as one."""
+        """ "not measured: " and the reason."""
         return f"not measured: {self.reason}"
 
 

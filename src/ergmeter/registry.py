@@ -18,7 +18,7 @@ Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers", 
 
 @cache
 def _installed() -> Any:  # noqa: ANN401  of two classes until Python 3.12
-    """The entry points of all packages: reading them takes some 50 ms."""
+    """The entry points of all packages; cached, as reading them takes some 50 ms."""
     return entry_points()
 
 
@@ -39,7 +39,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def check_name(kind: Kind, noun: str, name: str) -> None:
-    """Raises UsageError for a plugin that is not installed, with the nearest name and all names."""
+    """Raise UsageError if a plugin is not installed, with the closest name and all names."""
     available = names(kind)
     if name not in available:
         hint = suggestion(name, available, "; did you mean {!r}?", cutoff=0.4)
@@ -47,7 +47,7 @@ def check_name(kind: Kind, noun: str, name: str) -> None:
 
 
 def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own protocol, in ports
-    """Import one plugin. PluginError lists the available ones, or has the import's error."""
+    """Import a plugin. If that fails, PluginError lists the available ones or the import error."""
     points = _entry_points(kind)
     if name not in points:
         available = ", ".join(sorted(points))
@@ -69,10 +69,10 @@ def library(name: str, what: str, package: str) -> Any:  # noqa: ANN401  a modul
 
 
 def declaring(kind: Kind, **declared: object) -> tuple[str, ...]:
-    """The plugins that declare all of this about themselves, by name. Imports those of the kind."""
+    """The names of plugins whose attributes have these values. Imports all plugins of the kind."""
     plugins = []
     for name in names(kind):
-        with suppress(PluginError):  # whoever opens it by name is told
+        with suppress(PluginError):  # opening it by name reports the error
             plugin = load(kind, name)
             if all(getattr(plugin, key, None) == value for key, value in declared.items()):
                 plugins.append(name)
@@ -80,7 +80,7 @@ def declaring(kind: Kind, **declared: object) -> tuple[str, ...]:
 
 
 def _extra(entry: EntryPoint) -> str | None:
-    """The extra with the requirements of a built-in plugin: it has the plugin's name."""
+    """The pip extra that installs a built-in plugin's requirements; it has the plugin's name."""
     if entry.dist is None or entry.dist.name != "ergmeter":
         return None
     return entry.name if entry.name in entry.dist.metadata.get_all("Provides-Extra", []) else None

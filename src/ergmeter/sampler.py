@@ -2,14 +2,14 @@
 
 Ticks are multiples of the period since the start: a loop that sleeps for its interval would drift
 by the cost of each reading. A missed tick is skipped and counted. A driver can hang in a call that
-can't be interrupted, so the thread that drains the sampler also watches it. It starts a new
-reading thread without the stuck probe.
+can't be interrupted, so the thread that drains the sampler also watches the reading thread. If a
+probe hangs, it starts a new reading thread without that probe.
 
-A probe that fails or hangs is closed as well, because it may own a subprocess. Closing may hang
-too, so only `stop` waits for it, and only briefly.
+A probe that fails or hangs is also closed, because it may own a subprocess. Closing may hang too,
+so only `stop` waits for it, and only briefly.
 
 Nothing here writes to disk. Samples wait in a bounded queue until they are drained: a stuck disk
-does not stop the readings, and a stuck driver does not stop the hand-over.
+does not stop the readings, and a stuck driver does not stop the writing of samples.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ergmeter.ports import Probe, ProbeRequest
 from ergmeter.records import Mark, Sample
 from ergmeter.units import NS_PER_S
 
-# NVML's slowest call took 16 ms, a busy disk a second or two. What takes longer hangs.
+# NVML's slowest call took 16 ms, a busy disk a second or two. A longer call counts as hung.
 HANG_S = 5.0
-# Per probe, if nothing drains them: an hour and a half at 10 Hz with two samples a reading.
+# Samples in a probe's queue: an hour and a half at 10 Hz with two samples a reading.
 MAX_WAITING = 100_000
 # An energy counter refreshes every 100 ms or less often.
 SETTLE_S = 0.25
@@ -42,14 +42,14 @@ _CLOSE_WAIT_S = 2.0
 
 @dataclass
 class Opened:
-    """The probes that work here, and the reasons why the others do not."""
+    """The probes that work on this machine, and for the others the reason why not."""
 
     probes: list[Probe] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
 def default_probes() -> tuple[str, ...]:
-    """The probes that are read where the user names none."""
+    """The names of the probes that are read if the user names none."""
     return registry.declaring("probes", is_default=True)
 
 
@@ -60,9 +60,9 @@ def open_probes(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     wait_s: float = 2 * HANG_S,
 ) -> Opened:
-    """Construct the probes. One that can't work, or hangs, is left out with its reason.
+    """Construct the named probes. A probe that fails or hangs is left out, with the reason.
 
-    `options` has those of a probe by its name, where the request's are not for all.
+    `options`: by probe name, that probe's options; without it, all get those of the request.
     """
     opened = Opened()
     for name in names:
@@ -78,7 +78,7 @@ def open_probes(
 
 
 def _open_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe | str:
-    """A probe, or the reason why there is none. A probe that opens too late is closed."""
+    """Open a probe within `wait_s`; else return the reason. A probe that opens later is closed."""
     results: list[Probe | str] = []
     lock = threading.Lock()
     is_over = False
@@ -111,7 +111,7 @@ def _close(probe: Probe) -> None:
 
 
 class _Entry:
-    """A probe, its next tick, and its samples that wait to be drained."""
+    """A probe, its next tick, and its samples that are not drained yet."""
 
     def __init__(self, probe: Probe, now_ns: int) -> None:
         self.probe = probe
@@ -139,7 +139,7 @@ class _Entry:
 class Sampler:
     """Owns the probes and the thread that reads them. Call `drain` and `watch` regularly.
 
-    `on_failed` is called with the name of a probe that is no longer read.
+    `on_failed` is called with the name of a probe that failed or hung.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Sampler:
         self._closing: list[threading.Thread] = []  # threads that close failed probes
 
     def add(self, probe: Probe) -> None:
-        """Read this probe too, from now on. After `stop` it is only closed."""
+        """Read another probe from now on. After `stop` the probe is only closed."""
         if self._stopping.is_set():
             _close(probe)
             return
@@ -178,7 +178,7 @@ class Sampler:
             self._first.wait(HANG_S)
 
     def stop(self) -> None:
-        """Read until the counters have refreshed, then close the probes."""
+        """Read once more after the energy counters have refreshed, then close the probes."""
         if self._thread is None:
             return
         self._stopping.set()
@@ -193,7 +193,7 @@ class Sampler:
             thread.join(_CLOSE_WAIT_S)
 
     def drain(self) -> tuple[Mapping[str, list[Sample]], list[Mark]]:
-        """The samples since the last call, by probe, and the marks."""
+        """Return the samples since the last call, by probe, and the marks."""
         samples = {}
         for entry in self._all:
             taken: list[Sample] = []
@@ -204,7 +204,7 @@ class Sampler:
             dropped = entry.dropped - entry.marked
             if dropped:
                 entry.marked += dropped
-                detail = f"{entry.probe.name}: {dropped} samples, the disk took them too slowly"
+                detail = f"{entry.probe.name}: {dropped} samples dropped, as the disk was too slow"
                 self._marks.append(Mark(time.monotonic_ns(), "samples_dropped", detail))
         return samples, [self._marks.popleft() for _ in range(len(self._marks))]
 

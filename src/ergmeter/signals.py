@@ -15,8 +15,8 @@ def handled(
 ) -> Iterator[None]:
     """Call the handler on these signals within the block; restore the old handlers after it.
 
-    One that is ignored (nohup, a shell's background job) stays so. Outside of the main thread
-    nothing changes: the program around us handles its signals.
+    Signals that are ignored (nohup, a shell's background job) stay ignored. Outside of the main
+    thread nothing changes: the calling program handles its signals.
     """
     before = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""Scale factors for input and formatting for output. Inside, everything is in base units.
+"""Scale factors for input, and formatting for output. Values in memory are in base units.
 
 MB and GB are decimal, MiB and GiB binary.
 """
@@ -27,7 +27,7 @@ _SI = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number with so many significant digits, without an exponent if possible.
+    """A number with `digits` significant digits, without an exponent if possible.
 
     >>> significant(0.0123456), significant(1234567.0), significant(17.0)
     ('0.01235', '1234567', '17')
@@ -59,7 +59,7 @@ def ratio_text(value: float, *, decimals: int = 3) -> str:
 
 
 def percent(share: float, *, decimals: int = 1) -> str:
-    """A share in percent; one that so many decimals would show as 0, by its first digits.
+    """A share in percent. A share that would read as 0 gets two significant digits instead.
 
     >>> percent(0.4207), percent(0.000123), percent(12.5)
     ('42.1 %', '0.012 %', '1,250 %')
@@ -90,7 +90,7 @@ def tallied(names: Iterable[str]) -> str:
 
 
 def listed_by(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]]:
-    """The second members of pairs by the first, in order."""
+    """Collect (key, value) pairs into a list of values per key, in order."""
     lists: dict[_Key, list[_Member]] = {}
     for key, member in pairs:
         lists.setdefault(key, []).append(member)
@@ -98,7 +98,7 @@ def listed_by(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The second members of pairs by the first, each once, in order: names by a shared reason.
+    """Collect (key, value) pairs into a list of distinct values per key: names by shared reason.
 
     >>> grouped([("no GPU", "power"), ("no GPU", "memory")])
     {'no GPU': ['power', 'memory']}
@@ -112,7 +112,7 @@ def printable(text: str) -> str:
 
 
 def si_prefix(size: float) -> tuple[float, str]:
-    """The factor and the letter of the largest SI prefix, up to tera, that a size reaches.
+    """Return the factor and letter of the largest SI prefix, up to tera, for a size.
 
     >>> si_prefix(7e6), si_prefix(0.5)
     ((1000000.0, 'M'), (1.0, ''))
@@ -121,7 +121,7 @@ def si_prefix(size: float) -> tuple[float, str]:
 
 
 def scaled(value: float, unit: str, *, beside: float | None = None) -> str:
-    """A value with an SI prefix: its own, or that of the value `beside` it.
+    """A value with an SI prefix that fits it; `beside`: another value whose prefix is used.
 
     >>> scaled(1.5e9, "B"), scaled(1.5e9, "B", beside=7e6)
     ('1.5 GB', '1500 MB')
@@ -148,7 +148,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float], cells: int) -> str:
-    """A curve in at most so many bars, each the mean of equally many finite values.
+    """A curve in at most `cells` bars, each the mean of equally many finite values.
 
     The lowest mean is the lowest bar, the highest the highest. "" for fewer than two values.
 
@@ -167,7 +167,7 @@ def sparkline(values: Iterable[float], cells: int) -> str:
 
 
 def in_unit(number: float, unit: str, *, beside: float) -> str:
-    """A number in a readable unit, with the SI prefix that `beside` has."""
+    """A number in a readable unit, with the SI prefix that fits the value `beside`."""
     if unit == "s":
         return duration(number)
     if unit == "frac":

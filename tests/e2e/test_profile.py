@@ -44,7 +44,7 @@ def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: 
     assert sum(one.value for one in parts) == pytest.approx(1)
     communication = found["profile.communication_frac"]
     assert "3 steps of 2 ranks under torch's profiler" in communication.note
-    assert "held the training up for" in communication.note
+    assert "delayed training by" in communication.note
     # gloo's own spans, in the trace that lies beside the run.
     shares = []
     for rank in (0, 1):

@@ -98,7 +98,7 @@ def test_the_highest_point_drawn_is_the_peak_power_of_the_card(shown: Any) -> No
 
 def test_a_chart_that_has_no_place_says_why(shown: Any) -> None:
     text = shown("demo").page.inner_text("#roofline-section")
-    assert "no counter of the bytes that device memory moved" in text
+    assert "no hardware counter of device memory traffic" in text
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_the_device_of_a_run_can_be_named_when_it_is_over(
                 "foo",
             ),
             2,
-            "no type 'foo'",
+            "unknown dtype 'foo'",
         ),
         (("mfu", "{config}", "--seq-len", "8", "--device", "h200-sxm"), 2, "give one of"),
         (("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "1"), 2, "which device?"),

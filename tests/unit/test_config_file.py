@@ -64,7 +64,7 @@ def test_wrong_values_leave_the_rest_of_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nname: b\n", ", line 2: 'name' is in line 1 already; keep one"),
+        ("name: a\nname: b\n", ", line 2: 'name' is also in line 1; keep one"),
         ("name: [\n", ", line 2, column 1 is not YAML: "),
         ("- a\n", " must have keys and values; got ['a']"),
     ],

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Scope: TypeAlias = Literal["run", "comparison", "cell", "job", "analysis"]
 
-LEDGER_SYSTEM = "SFT-Play"  # whose names of metrics are the columns of an energy ledger
-IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such a reading
+LEDGER_SYSTEM = "SFT-Play"  # its metric names are the columns of an energy ledger
+IMPOSSIBLE = "is impossible"  # part of the reason why a dependent metric is absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ vllm = partial(_alias_in, "vLLM bench serve")
 
 
 class Position(NamedTuple):
-    """Where a metric stands in a view: by `order`, in a group, under a label.
+    """A metric's place in a view: its order, group and label.
 
-    A metric that `is_expected` is named with the reason where it is absent.
+    If a metric that `is_expected` is absent, the view names it with the reason.
     """
 
     order: int
     group: str = ""
-    label: str = ""  # where it is not the title
+    label: str = ""  # "" for the metric's title
     is_expected: bool = False
 
 
@@ -72,16 +72,16 @@ _POSITION = re.compile(
 
 @cache
 def positions(text: str) -> dict[str, Position]:
-    """A metric's position in each view: "card 600 in energy expected; list 30 as J/token".
+    """Parse a metric's positions by view: "card 600 in energy expected; list 30 as J/token".
 
-    Each is the name of a view and the order there, then if need be "in" a group, "as" a label, and
+    Each is a view's name and the order there, then optionally "in" a group, "as" a label, and
     "expected".
     """
     declared = {}
     for part in text.split("; ") if text else ():
         match = _POSITION.fullmatch(part)
         if match is None:
-            raise ValueError(f"no position in a view: {part!r}")
+            raise ValueError(f"not a position in a view: {part!r}")
         group, label = match["group"] or "", match["label"] or ""
         declared[match["view"]] = Position(int(match["order"]), group, label, bool(match["is"]))
     return declared
@@ -91,16 +91,16 @@ def positions(text: str) -> dict[str, Position]:
 class Metric:
     """One row of the catalogue. `compute` raises NotMeasurable with the reason.
 
-    A value above `upper_bound` is impossible; `above_bound` is what it means. Read a metric with
-    `reading` and `device_reading`, which set the mark.
+    A value above `upper_bound` is impossible; `above_bound` explains what is wrong then. Read a
+    metric with `reading` and `device_reading`, which mark impossible values.
 
-    `scope`: what has it. A metric of scope "run" is computed from a run. The others are filled in
-    by a comparison, a bench cell, a job or a Trainium analysis.
-    `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
-    of tests counts them once. Empty: its own key.
+    `scope`: what the metric describes. Metrics of scope "run" are computed from a run. The others
+    are filled in by a comparison, a bench cell, a job or a Trainium analysis.
+    `quantity`: shared by metrics that differ by a constant factor for equal work, so that a family
+    of tests counts them once. Empty: the key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
-    `same_facts`: facts of runs that must be equal for two values of it to be comparable.
-    `views`: where it appears and in which order, as `positions` reads it.
+    `same_facts`: facts that two runs must share for their values to be comparable.
+    `views`: the views that show the metric, and in which order; parsed by `positions`.
     """
 
     key: str
@@ -111,71 +111,71 @@ class Metric:
     needs: tuple[str, ...]
     compute: Callable[[Evidence], Reading]
     per_device: Callable[[Evidence, Device], Reading] | None = None
-    kinds: tuple[str, ...] = ("gpu",)  # the kinds of device that per_device speaks of
+    kinds: tuple[str, ...] = ("gpu",)  # the kinds of device that per_device accepts
     aliases: tuple[Alias, ...] = ()
     upper_bound: float | None = None
     above_bound: str = "an input is wrong"
-    noun: str = ""  # its name in a sentence of a comparison, where that is not the title
+    noun: str = ""  # the metric's name in a sentence of a comparison; "" for the title
     scale: Literal["ratio", "difference"] = "ratio"  # how two values are compared
     quantity: str = ""
     alternatives: tuple[str, ...] = ()
     same_facts: tuple[str, ...] = ()
     scope: Scope = "run"
     column: str = ""  # in a bench's table of results
-    rule: str = ""  # its name in the rules of a gate
-    rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
+    rule: str = ""  # the metric's name in the rules of a gate
+    rule_aliases: tuple[str, ...] = ()  # names in FMS and transformers that rules also accept
     views: str = ""
 
     @property
     def phrase(self) -> str:
-        """Its name in a sentence: the noun, or the title where none is declared."""
+        """The metric's name in a sentence: the noun, else the title."""
         return self.noun or self.title
 
     @property
     def tested_quantity(self) -> str:
-        """The quantity, or the key where none is declared."""
+        """The quantity that tests count once: `quantity`, else the key."""
         return self.quantity or self.key
 
     @property
     def label(self) -> str:
-        """Its name in rules and tables of cells: that in rules, or the key where it has none."""
+        """The metric's name in rules and tables of bench cells: `rule`, else the key."""
         return self.rule or self.key
 
     @property
     def every_key(self) -> tuple[str, ...]:
-        """The metrics that runs are compared by, the best first: those of cells, then its own."""
+        """The keys that a comparison tries, in order: the alternatives, then the metric's own."""
         return tuple(dict.fromkeys((*self.alternatives, self.key)))
 
     @property
     def is_quality(self) -> bool:
-        """True for a loss, which is compared by its difference."""
+        """True for a loss, which is compared by difference, not by ratio."""
         return self.scale == "difference"
 
     def reading(self, evidence: Evidence) -> Reading:
-        """The metric of a run, marked if it is impossible."""
+        """Compute the metric of a run; the reading is marked if its value is impossible."""
         return self.checked(self.compute(evidence))
 
     def device_reading(self, evidence: Evidence, device: Device) -> Reading:
-        """The metric of one device, marked if it is impossible."""
+        """Compute the metric of one device; the reading is marked if its value is impossible."""
         assert self.per_device is not None
         return self.checked(self.per_device(evidence, device))
 
     def checked(self, reading: Reading) -> Reading:
-        """The reading, marked as impossible if it is above the metric's bound."""
+        """Mark a reading as impossible if it is above the metric's bound."""
         if self.upper_bound is None or not is_above(reading, self.upper_bound):
             return reading
         bound = _in_words(self.upper_bound, self.unit)
         return replace(reading, impossible=f"above {bound}: {self.above_bound}")
 
     def usable(self, reading: Reading) -> Reading:
-        """The reading, for use in another metric. Raises NotMeasurable if it is impossible."""
+        """Return a reading for use in another metric. NotMeasurable if its value is impossible."""
         if reading.impossible:
             raise NotMeasurable(f"{self.title} {refusal(reading)}")
         return reading
 
 
 def refusal(reading: Reading) -> str:
-    """Why nothing is computed from an impossible reading: its value and the reason."""
+    """The text on an impossible reading, for metrics that need it: the value and the reason."""
     return f"{_in_words(reading.value, reading.unit)} {IMPOSSIBLE}: {reading.impossible}"
 
 
@@ -184,16 +184,16 @@ def _in_words(value: float, unit: str) -> str:
 
 
 def checked(key: str, result: Result) -> Result:
-    """A result of a metric of the catalogue, marked if it is impossible."""
+    """Mark a metric's result as impossible if it is above the metric's bound."""
     return catalogue()[key].checked(result) if isinstance(result, Reading) else result
 
 
 def over_whole_run(
     metrics: list[Metric], *keys: str, title: str = "", is_in_bench: bool = False, views: str = ""
 ) -> list[Metric]:
-    """The same metrics over the whole run, to stand beside those over the training window.
+    """Return variants of these metrics that cover the whole run, not the training window.
 
-    `is_in_bench`: a bench's table and the rules of a gate have them too.
+    `is_in_bench`: include them in a bench's table and in the rules of a gate.
     """
     return [
         replace(
@@ -230,7 +230,7 @@ def catalogue() -> dict[str, Metric]:
 
 @cache
 def every_metric() -> dict[str, Metric]:
-    """All metrics by key: ours first, in the order a reader wants them, then the plugins'."""
+    """All metrics by key: the built-in ones in display order, then those of plugins."""
     first = (
         *("throughput", "tokens", "time", "energy", "step_energy", "idle", "memory", "allocator"),
         *("memory_phases", "utilization", "activity", "compute", "achievable", "carbon", "cost"),
@@ -246,26 +246,26 @@ def every_metric() -> dict[str, Metric]:
 
 @cache
 def ledger_aliases() -> list[tuple[Metric, Alias]]:
-    """The metrics that have a column in an energy ledger, each with its name there."""
+    """The metrics with a column in an energy ledger, each with the column's name as an alias."""
     every = ((metric, alias) for metric in catalogue().values() for alias in metric.aliases)
     return [(metric, alias) for metric, alias in every if alias.system == LEDGER_SYSTEM]
 
 
 @cache
 def in_view(view: str) -> dict[str, Position]:
-    """The metrics that declare a place in a view, by key in their order there."""
+    """The metrics that a view shows, by key, in the view's order."""
     placed = ((key, positions(metric.views).get(view)) for key, metric in every_metric().items())
     declared = [(key, at) for key, at in placed if at is not None]
     return dict(sorted(declared, key=lambda item: item[1].order))
 
 
 def titles_in(view: str) -> dict[str, str]:
-    """The label of each metric of a view, else its title, by key in their order there."""
+    """The label (else title) of each metric that a view shows, by key, in the view's order."""
     return {key: at.label or every_metric()[key].title for key, at in in_view(view).items()}
 
 
 def expected_in(view: str) -> list[str]:
-    """The keys of a view's metrics that are named with the reason where they are absent."""
+    """The keys of the metrics that a view names, with the reason, if they are absent."""
     return [key for key, at in in_view(view).items() if at.is_expected]
 
 
@@ -277,14 +277,14 @@ def bench_columns() -> dict[str, Metric]:
 
 @cache
 def rule_names() -> dict[str, Metric]:
-    """The metrics that have a name of their own in the rules of a gate, by that name."""
+    """The metrics with a name in the rules of a gate, by that name."""
     return {metric.rule: metric for metric in every_metric().values() if metric.rule}
 
 
 def rule_metric(name: str) -> Metric:
-    """The metric that a rule of a gate names: by its name in rules, a column, or as `find` does.
+    """Find the metric of a gate's rule: by rule name, alias, bench column, or as `find` does.
 
-    Raises UsageError with the nearest name in rules.
+    Raises UsageError with the closest name.
     """
     others = {alias: metric for metric in every_metric().values() for alias in metric.rule_aliases}
     by_name = {**bench_columns(), **others, **rule_names()}
@@ -299,10 +299,10 @@ def rule_metric(name: str) -> Metric:
 
 
 def find(name: str, among: Mapping[str, Metric] | None = None) -> tuple[Metric, Alias | None]:
-    """A metric by its key, an alias, or the last part of its key where that is no other's.
+    """Find a metric by key, alias, or the last part of its key if that is unique.
 
-    `among`: the metrics of a run (`catalogue`) by default; `every_metric` has those of bench cells
-    and analyses too. Raises UsageError with the nearest names.
+    `among`: by default the metrics of a run (`catalogue`); `every_metric` also has those of bench
+    cells and analyses. Raises UsageError with the closest names.
     """
     metrics = catalogue() if among is None else among
     by_name: dict[str, tuple[Metric, Alias | None]] = {}

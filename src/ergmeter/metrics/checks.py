@@ -1,10 +1,10 @@
 """Checks whether throttling, power limits, noise or stalls make a run unfit to compare.
 
 Each finding has an observation with numbers and its effect on the results. A check that could not
-be made is listed with its reason. If a decisive one could not be made, the verdict is "not known".
+be made is listed with its reason. Without a decisive check the verdict is "not known".
 
-Named pauses are no stalls: stalls, gaps and the slow start are those of `erg explain`. Findings of
-single devices are cached, as readings may be freed from memory.
+Stalls, gaps and the slow start are computed as in `erg explain`, so a named pause is not a stall.
+Findings of single devices are cached, as their readings may be freed from memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of, percent
 
 Weight = Literal["serious", "minor"]
-# Serious: a repeat would give other results. Minor: conditions that results depend on, or waste.
+# Serious: a repeat would give other results. Minor: waste, or a condition that results depend on.
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +163,20 @@ def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
 
 @cached_for_kinds("gpu")
 def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
-    """A device's energy counter against the integral of its instant power."""
+    """Compare a device's energy counter with the integral of its instant power."""
     counter_j, integral_j = counter_and_integral(evidence, device)
     apart = integral_j / counter_j - 1
     if abs(apart) <= _DISAGREE_FRAC:
         return []
     than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
     observation = f"{_named(evidence, device)}: integrated power is {than}"
-    effect = "a sensor is off, or power was read too seldom; energy is the counter's"
+    effect = "a sensor is off, or power was read too seldom; the reported energy is the counter's"
     return _serious(observation, effect)
 
 
 @cached_for_kinds("gpu", "process")
 def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
-    """Memory that grows from each quarter of the window to the next."""
+    """A finding if memory grows in every quarter of the window."""
     values = window_values(evidence, "memory_bytes", device)
     if len(values) < 8:
         return []
@@ -189,7 +189,7 @@ def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
 
 
 def _memory(evidence: Evidence) -> Iterator[CheckFinding]:
-    """Growth between training steps. Importing, compiling and start-up always add memory."""
+    """Findings of memory growth during training; at start-up memory always grows."""
     if not evidence.has_work or not evidence.trains:
         raise NotMeasurable("no training steps were seen, and memory always grows at start-up")
     return _each(evidence, [*evidence.devices("gpu"), *evidence.devices("process")], _growth)
@@ -258,7 +258,7 @@ def _record(evidence: Evidence) -> list[CheckFinding]:
 
 
 def _ranks(evidence: Evidence) -> list[CheckFinding]:
-    """Ranks without steps, whose tokens are unknown."""
+    """A finding if some ranks have no steps: their tokens are unknown."""
     why = why_not_all(evidence)
     effect = "tokens are of the other ranks only: metrics per device or per joule are absent"
     if is_declared(evidence):
@@ -298,7 +298,7 @@ def _window(evidence: Evidence) -> list[CheckFinding]:
 
 
 def _warm_up(evidence: Evidence) -> list[CheckFinding]:
-    """Steps at the beginning that are slower than the rest."""
+    """A finding if the first counted steps are slower than the rest."""
     _only_equal_rows(evidence)
     if evidence.is_whole_run:
         raise NotMeasurable("a whole run includes its warm-up")
@@ -337,7 +337,7 @@ def _noise(evidence: Evidence) -> list[CheckFinding]:
     rate = pace(evidence)
     if rate.low is None or rate.high is None:
         if evidence.is_whole_run:
-            raise NotMeasurable("a whole run has no interval: its start and its pauses are in it")
+            raise NotMeasurable("no interval over a whole run: it includes start-up and pauses")
         rows = evidence.counted
         made = number_of(len(rows), _name_of_rows(evidence, rows))
         raise NotMeasurable(f"{made}: too few for an interval, which needs {_FEW_STEPS}")
@@ -349,7 +349,7 @@ def _noise(evidence: Evidence) -> list[CheckFinding]:
 
 
 def _stalls(evidence: Evidence) -> list[CheckFinding]:
-    """Steps much longer than the median, without named spans and the slow start."""
+    """A finding if stalls take too much time: steps far above the median, for no named reason."""
     _only_equal_rows(evidence)
     split = time_split(evidence)
     if "stalls" in split.absent:
@@ -371,7 +371,7 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
 
 
 def _pauses(evidence: Evidence) -> Iterator[CheckFinding]:
-    """Checkpoints, evaluation and waits for data in the window."""
+    """A finding for each of checkpoints, evaluation and data loading that takes much time."""
     _only_training(evidence)
     split = time_split(evidence)
     effect = "it is part of the window: compare runs that spend as much on it"
@@ -383,7 +383,7 @@ def _pauses(evidence: Evidence) -> Iterator[CheckFinding]:
 
 
 def _stragglers(evidence: Evidence) -> list[CheckFinding]:
-    """A rank that the others wait for."""
+    """A finding if the other ranks wait for a slow one."""
     if len(evidence.counted.lanes) < 2:
         return []
     worst = pace_of_ranks(evidence).straggler()
@@ -399,23 +399,23 @@ def _only_training(evidence: Evidence) -> None:
     if not evidence.has_work:
         raise NotMeasurable(evidence.no_work)
     if not evidence.trains:
-        raise NotMeasurable("requests differ in length, so none is slow by itself")
+        raise NotMeasurable("requests differ in length: a long one is not a stall")
 
 
 def _only_equal_rows(evidence: Evidence) -> None:
-    """NotMeasurable if rows stand for different numbers of steps."""
+    """Raise NotMeasurable if rows cover different numbers of steps, or an unknown number."""
     _only_training(evidence)
     for lane in evidence.counted.lanes:
         steps = lane["steps"]
         rows = f"{_name_of_rows(evidence, lane)}s"
         if np.isnan(steps).any():
-            raise NotMeasurable(f"{rows} do not say how many steps they stand for")
+            raise NotMeasurable(f"{rows} do not state how many steps they cover")
         if steps.min() < steps.max():
-            raise NotMeasurable(f"{rows} stand for different numbers of steps")
+            raise NotMeasurable(f"{rows} cover different numbers of steps")
 
 
 def _name_of_rows(evidence: Evidence, lane: Steps) -> str:
-    """What a row is: a step, or a line or row of several steps."""
+    """The noun for a row of recorded steps: "step", "printed line" or "row"."""
     if (lane["steps"] == 1).all():
         return "step"
     return "printed line" if evidence.from_output else "row"
@@ -446,7 +446,7 @@ EXPLAINED = 1.1
 
 @dataclass(frozen=True, slots=True)
 class TensorCoreRatio:
-    """Tensor-core work over counted FLOPs, with the interval that both measurements allow."""
+    """Tensor-core work / counted FLOPs, with the interval from the uncertainty of both."""
 
     value: float
     low: float
@@ -456,19 +456,19 @@ class TensorCoreRatio:
 
     @property
     def is_uncounted_work(self) -> bool:
-        """True if the tensor cores did more than the count, masks and kernels can explain."""
+        """True if tensor cores did more work than the FLOP count and kernel overhead explain."""
         return self.value >= UNCOUNTED and self.low > EXPLAINED
 
     @property
     def is_overcounted(self) -> bool:
-        """True if the count is more than the tensor cores can have computed."""
+        """True if more FLOPs were counted than the tensor cores can have computed."""
         return self.value < 1 / EXPLAINED and self.high < 1 / EXPLAINED
 
 
 def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
     """Tensor-core work of the window over the FLOPs counted for it.
 
-    NotMeasurable where one of the two is absent, or the counters cover too little of the window.
+    Raises NotMeasurable if either is absent, or the counters cover too little of the window.
     """
     counted = of_run(evidence, ALL_WORK)
     if counted.impossible:
@@ -506,7 +506,7 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
 
 
 def _need_coverage(evidence: Evidence, device: Device) -> None:
-    """NotMeasurable unless the counters cover most of the window."""
+    """Raise NotMeasurable unless the device's hardware counters cover most of the window."""
     series = readings(evidence, "tensor_frac", device)
     window = evidence.span
     begins_ns, ends_ns = evidence.window.clipped(
@@ -521,9 +521,9 @@ def _need_coverage(evidence: Evidence, device: Device) -> None:
 
 
 def flop_count_contradiction(evidence: Evidence) -> tuple[str, str] | None:
-    """How the tensor cores contradict the counted FLOPs, and the effect on MFU; None if they agree.
+    """Return how tensor cores and counted FLOPs differ, and the effect on MFU; None if they agree.
 
-    NotMeasurable where the two can't be compared.
+    Raises NotMeasurable if the two can't be compared.
     """
     ratio = tensor_core_ratio(evidence)
     interval = f"({ratio.low:.2f} to {ratio.high:.2f})"
@@ -543,7 +543,7 @@ def flop_count_contradiction(evidence: Evidence) -> tuple[str, str] | None:
 
 
 def _what_is_uncounted(evidence: Evidence) -> str:
-    """MFU is of the trained model alone: other models and generation are no part of it."""
+    """Name the work that the FLOP count lacks. MFU itself counts only the trained model."""
     others = evidence.flops[0].other_work
     names = [part.name for part in others or () if part.flops is None]
     if names:
@@ -557,7 +557,7 @@ def _what_is_uncounted(evidence: Evidence) -> str:
 
 
 def flop_count_contradictions(evidence: Evidence) -> list[str]:
-    """The contradiction as a sentence; none where the two agree or can't be compared."""
+    """A sentence if tensor cores and counted FLOPs contradict each other; else an empty list."""
     contradiction = or_none(flop_count_contradiction, evidence)
     return ["; ".join(contradiction)] if contradiction else []
 
@@ -572,8 +572,9 @@ def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
 
 Verdict = Literal["fit", "not fit", "not known"]
 
-# "Fit" needs all of these: long enough, steady enough, not throttled. Each can spoil a comparison,
-# and no other check sees it. Other processes on the GPU are not among them: a container hides them,
+# "Fit" needs all of these: long enough, steady enough, not throttled. Each of these faults can
+# spoil a comparison, and no other check finds it. Other processes on the GPU are not among them: a
+# container hides them,
 # and their effect shows in the noise.
 DECISIVE = ("window", "noise", "throttling")
 
@@ -597,7 +598,7 @@ class Fitness:
 
     @property
     def is_fit(self) -> bool:
-        """True if it is known to be fit."""
+        """True if the run is known to be fit to be compared."""
         return self.verdict == "fit"
 
     @property

@@ -1,9 +1,9 @@
 """Energy of a device over time and in the window, by its counter or its power readings.
 
-A counter gives the amount but seldom the time; power gives the time but on some chips only an
-average. So the counter comes first, interpolated between its readings by the steps or the power,
-and power alone is used where there is no counter. Never half of each. `boundary` gives the devices
-whose energy is the run's: accelerators, else CPU packages and DRAM.
+An energy counter is exact but is read seldom; power is read often but on some chips is an average.
+So the counter is used, interpolated between its readings by the steps or the power. Power alone is
+used only where there is no counter; the two are never mixed. `boundary` returns the devices whose
+energy counts as the run's: accelerators, else CPU packages and DRAM.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from ergmeter.units import NS_PER_S, duration
 # The slowest GPU power sensors refresh at 10 Hz. Twenty refreshes missed means a
 # starved sampler or a lost device, and a line drawn across that invents joules.
 MAX_GAP_S = 2.0
-# How far the last reading may be behind the end of a window, and the first after its beginning, as
-# where a loop begins at once and the reader's thread has yet to: two refreshes and a little.
+# The first reading may be this late after a window begins, and the last this early before it ends:
+# a loop may start before the sampler's thread does. Two refreshes and a little.
 LATE_S = 0.25
 # How often NVIDIA's counters and power sensors refresh (20 ms on a V100): an edge of a window can't
 # be placed better. RAPL counters refresh every millisecond.
@@ -83,8 +83,7 @@ class EnergyCurve:
     read: tuple[TimeArray, FloatArray] | None = None  # a counter's readings, as they were taken
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
-        """Joules up to these instants. Before the first knot and after the last the power is taken
-        to be as it is there."""
+        """Joules up to each instant. Outside the knots, power is that at the nearest knot."""
         ahead_s = np.maximum(0, self.t_ns[0] - np.asarray(t_ns)) / NS_PER_S
         beyond_s = np.maximum(0, np.asarray(t_ns) - self.t_ns[-1]) / NS_PER_S
         outside = beyond_s * self._end_w(-1) - ahead_s * self._end_w(0)
@@ -121,8 +120,8 @@ class EnergyCurve:
     def over_all(self, starts: TimeArray, ends: TimeArray) -> Energy:
         """Joules in intervals with cuts between them. Raises NotMeasurable outside the readings.
 
-        The outer edges are as sure as those of one window. When a cut began is known to a refresh:
-        all cuts may be off in the same direction, and each by itself; both are in the bounds.
+        The bounds include two errors of the cuts. All cuts may be shifted together by up to one
+        sensor refresh, and each cut has an error of its own.
         """
         self._check_reach(starts, ends)
         outer = Energy(*(float(bound[0]) for bound in self._over_each(starts[:1], ends[-1:])))
@@ -150,7 +149,7 @@ class EnergyCurve:
     def over_each(
         self, start_ns: TimeArray, end_ns: TimeArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Joules of each window, the least and the most they may be; NaN outside the readings."""
+        """Joules of each window with lower and upper bounds; NaN outside the readings."""
         is_spanned = self.spanned(start_ns, end_ns)
         bounds = self._over_each(start_ns, end_ns)
         joules, low_j, high_j = (np.where(is_spanned, column, np.nan) for column in bounds)
@@ -165,7 +164,7 @@ class EnergyCurve:
         return ends - starts, np.maximum(0.0, end_early - start_late), end_late - start_early
 
     def spanned(self, start_ns: TimeArray, end_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
-        """Which windows the readings span, without a gap that is too long."""
+        """A mask of the windows that the readings cover without too long a gap."""
         late_ns = round(LATE_S * NS_PER_S)
         within = (self.t_ns[0] - late_ns <= start_ns) & (end_ns - late_ns <= self.seen_until_ns)
         if not math.isfinite(self.max_gap_s):
@@ -177,14 +176,14 @@ class EnergyCurve:
         return within & (before[last] == before[first])
 
     def _bounds(self, edges: TimeArray, joules: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The least and the most that can have been drawn up to each edge."""
+        """The least and the most energy that can have been used up to each edge."""
         early, late = np.zeros(len(edges)), np.full(len(edges), math.inf)
         if math.isfinite(self.refresh_s):
             slack_ns = round(self.refresh_s * NS_PER_S)
             early, late = self.at(edges - slack_ns), self.at(edges + slack_ns)
         if self.read is not None:
-            # What a counter showed before an edge had been drawn by then; what it shows one refresh
-            # after the edge holds all that was drawn up to the edge.
+            # Lower bound: the counter's last value before the edge. Upper bound: its value one
+            # refresh after the edge, which includes all energy used up to the edge.
             read_ns, read_j = self.read
             refresh_ns = round(REFRESH_S * NS_PER_S)
             before = np.clip(np.searchsorted(read_ns, edges, side="right") - 1, 0, None)
@@ -224,11 +223,11 @@ def counter_curve(
 ) -> EnergyCurve:
     """The curve of an energy counter, interpolated between its refreshes.
 
-    A counter that refreshes every 100 ms shows the same value in several readings. The instant of a
-    refresh lies between the last reading of the old value and the first of the new, and no further
-    back from that than a refresh; half way is the best guess. Between two values the joules follow
-    `shape`, if there is one, which comes `lag_s` late; a straight line if not. Raises NotMeasurable
-    for a counter that never moved or that was reset.
+    A counter that refreshes every 100 ms shows the same value in several readings. It refreshed
+    between the last reading of the old value and the first of the new, at most `refresh_s` before
+    the latter; the middle is taken. Between two values the joules follow `shape`, whose times are
+    `lag_s` late; without it, a straight line. Raises NotMeasurable for a counter that never moved
+    or that was reset.
     """
     if len(t_ns) < 2:
         raise NotMeasurable("the energy counter was read once: two readings are needed")
@@ -270,10 +269,10 @@ def counter_curve(
 def power_curve(t_ns: TimeArray, power_w: FloatArray, *, slack_s: float = REFRESH_S) -> EnergyCurve:
     """The integral of power readings, by trapezoids. Raises NotMeasurable if all are 0.
 
-    `slack_s` is how far back in time a reading may speak: a refresh, or a sensor's averaging.
+    `slack_s`: the age of what a reading shows, at most: a refresh, or the sensor's averaging time.
     """
     if not power_w.any():
-        raise NotMeasurable("power reads 0 W throughout, which no device that is on draws")
+        raise NotMeasurable("power reads 0 W throughout: the sensor does not work")
     if not np.isfinite(power_w).all():
         raise NotMeasurable("a power reading is not a number")
     pieces = np.diff(t_ns) / NS_PER_S * (power_w[1:] + power_w[:-1]) / 2
@@ -291,15 +290,15 @@ def power_curve(t_ns: TimeArray, power_w: FloatArray, *, slack_s: float = REFRES
 # Interpolation between two readings of a counter. It is read every second or two. Instant power
 # places the joules well for a steady load, but not for bursts: a sensor that samples a part of each
 # 100 ms misses most of a 30 ms burst (on an H200 a quarter to three quarters of the energy went to
-# the pauses). When the bursts were is known from the steps, and the sensor does see the level
-# between them.
+# the pauses). The steps give the times of the bursts, and the sensor measures the level between
+# them.
 #
-# So where a device was seen at rest around or between the steps, and lower than under load, the
-# joules above that floor go to the steps. A step long enough to be read has a level of its own. Of
-# steps without a pause the sensor gives the level, except at the edges. Short steps share the rest.
+# So if power was read at rest, around or between the steps, and was lower than under load, the
+# joules above that floor go to the steps. A step long enough for readings has its own level. For
+# steps without pauses the sensor gives the level, except at the edges. Short steps share the rest.
 
-# A reading speaks of up to a refresh before it, and of the 20 ms the sensor looks for (measured on
-# an H200: power lags the load by 70 ms on average, the counter by less than 10).
+# A reading may be a refresh old, and averages over 20 ms (measured on an H200: power lags the load
+# by 70 ms on average, the counter by less than 10).
 SEEN_AFTER_S = 0.2
 _SPEAKS_OF_S = 0.12  # a reading: from so long ago to where the next one does
 _LEAST_READINGS = 5
@@ -314,7 +313,7 @@ _LOADS = tuple(PHASES.index(phase) for phase in ("train", "eval", "prefill", "de
 
 
 def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurve | None:
-    """A curve that rises with the steps; None where the sensor is the better guide."""
+    """Return a curve that rises during steps; None where power readings place the energy better."""
     spans = _loads(evidence)
     if spans is None:
         return None
@@ -354,9 +353,9 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
 
 
 def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray, bool] | None:
-    """Spans in which the rank with the most rows computed, and whether each is one step.
+    """Return the computing spans of the longest rank, and whether each span is one step.
 
-    None where only lines were printed.
+    None if steps are known only from printed lines, or if other spans overlap them.
     """
     rows = evidence.all_steps
     if not len(rows) or evidence.from_output:
@@ -373,16 +372,16 @@ def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray, bool] | None:
 
 
 def _overlap(rows: Steps, starts: TimeArray, ends: TimeArray) -> bool:
-    """Whether a row lies in one of the spans, in part or as a whole."""
+    """True if any row overlaps one of the spans."""
     before = np.searchsorted(starts, rows["end_ns"]) - 1  # the last span that begins before its end
     return bool((ends[np.clip(before, 0, None)] > rows["start_ns"])[before >= 0].any())
 
 
 def _floor(power: Series, starts: TimeArray, ends: TimeArray, busy_s: float) -> float | None:
-    """Watts in the pauses, by readings of pauses alone; None if these vary.
+    """Return the watts in pauses between steps; None if there are too few readings or they vary.
 
-    Between the steps; where there is next to no time between them, before and after them all: a
-    device without a context draws less than one that waits for its next step.
+    Pauses between steps are preferred: a device without a context uses less power than one that
+    waits for its next step. If there are next to none, the time before and after all steps is used.
     """
     pauses_s = float((starts[1:] - ends[:-1]).sum()) / NS_PER_S
     after_ns = round(SEEN_AFTER_S * NS_PER_S)
@@ -394,12 +393,12 @@ def _floor(power: Series, starts: TimeArray, ends: TimeArray, busy_s: float) -> 
     if int(at_rest.sum()) < least:
         return None
     low_w, floor_w, high_w = np.percentile(power.values[at_rest], [10, 50, 90])
-    # A device at rest draws what it draws. Where it does not, there is more going on than steps.
+    # A device at rest has steady power. If it varies, something else than the steps is running.
     return float(floor_w) if high_w - low_w <= _AT_REST_FRAC * floor_w else None
 
 
 def _levels(power: Series, starts: TimeArray, ends: TimeArray) -> FloatArray:
-    """Watts of each step that is long enough to be seen; NaN of the others."""
+    """Watts of each step that is long enough for several readings; NaN for shorter ones."""
     begin_ns = starts + round(SEEN_AFTER_S * NS_PER_S)
     first, last = np.searchsorted(power.t_ns, begin_ns), np.searchsorted(power.t_ns, ends)
     sums = np.append(0.0, np.cumsum(power.values))
@@ -411,7 +410,7 @@ def _levels(power: Series, starts: TimeArray, ends: TimeArray) -> FloatArray:
 
 
 def _power_between(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
-    """The readings that speak of long steps alone, at the times of which they speak."""
+    """Return the readings taken wholly within these steps, moved back by the sensor's lag."""
     if not len(starts):
         return Series(starts, np.empty(0))
     inside = within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
@@ -421,7 +420,7 @@ def _power_between(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
 def _stairs(
     starts: TimeArray, ends: TimeArray, levels_w: FloatArray, floor_w: float, readings: Series
 ) -> tuple[TimeArray, FloatArray]:
-    """From when on how many watts: a step's level, or what was seen in it, and then the floor."""
+    """Return instants, and the watts from each on: a step's level or readings, then the floor."""
     first = np.searchsorted(readings.t_ns, starts)
     is_seen = first < np.searchsorted(readings.t_ns, ends)
     begins_w = levels_w.copy()
@@ -436,7 +435,7 @@ def _stairs(
 
 COUNTER = "energy counter"
 DRAW = "power draw (on recent chips an average of about a second)"
-BASIS: dict[str, Basis] = {COUNTER: "measured"}  # by the way it was found; else derived
+BASIS: dict[str, Basis] = {COUNTER: "measured"}  # by the method; all others are derived
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
 _HINT_CPU = "readable RAPL counters would provide it (see `erg doctor`)"
 _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
@@ -444,7 +443,7 @@ _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """A device's energy in the window and the way it was found."""
+    """A device's energy in the window. `way`: the method; `remark`: why no counter was used."""
 
     energy: Energy
     way: str
@@ -453,7 +452,7 @@ class DeviceEnergy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCurves:
-    """A device's energy over time by its power and by its counter, or why there is none."""
+    """A device's energy over time, from its power and from its counter; or why each is missing."""
 
     integral: EnergyCurve | Missing
     counter: EnergyCurve | Missing
@@ -476,18 +475,18 @@ def device_drawn(evidence: Evidence, device: Device) -> DeviceEnergy:
 
 
 def _is_averaged(device: Device) -> bool:
-    """Whether the power readings of a device are means over about a second."""
+    """True if the device's power readings are means over about a second."""
     return device.facts.get("power_field") == "draw"
 
 
 @cached_for_kinds(BOUNDARY)
 def _drawn_in_whole_run(evidence: Evidence, device: Device) -> DeviceEnergy:
-    """Energy of one device in the whole run, computed while its samples are in memory."""
+    """Energy of one device in the whole run; cached while the device's samples are in memory."""
     return device_drawn(evidence.whole_run, device)
 
 
 def _over(curve: EnergyCurve | Missing, window: TrainingWindow) -> Energy:
-    """The energy of a window. What uncertain cuts drew may be a part of it."""
+    """The energy of a window. The upper bound includes the energy of uncertain cuts."""
     curve = present(curve)
     energy = curve.over_all(window.starts_ns, window.ends_ns)
     if not len(window.uncertain[0]):
@@ -497,7 +496,7 @@ def _over(curve: EnergyCurve | Missing, window: TrainingWindow) -> Energy:
 
 
 def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
-    """A device's energy over time, by its counter or else by its power, and how it is known."""
+    """Return a device's energy over time, by its counter or else by its power, and its basis."""
     curves = _curves(evidence, device)
     if isinstance(curves.counter, EnergyCurve):
         is_unknown = device in evidence.gpus("unknown")
@@ -509,7 +508,7 @@ def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
 
 
 def _curves(evidence: Evidence, device: Device) -> DeviceCurves:
-    """The curves of a device; those of the device in use are cached."""
+    """The energy curves of a device. Only those of the last device are cached, to save memory."""
     if device.id not in evidence.device_curves:
         integral = or_missing(_integral, evidence, device)
         counter = or_missing(_shaped_counter, evidence, device, integral)
@@ -520,10 +519,9 @@ def _curves(evidence: Evidence, device: Device) -> DeviceCurves:
 
 @cached_result
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
-    """Joules of a device by its counter, and by its instant power alone.
+    """Return a device's joules by its energy counter, and by its instant power alone.
 
-    From one refresh of the counter to another, as far apart as there are: between its readings
-    only the power shows when it was drawn.
+    Both from the first refresh of the counter to the last, where the counter is exact.
     """
     if _is_averaged(device):
         raise NotMeasurable(
@@ -536,7 +534,7 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     if len(t_ns) < 2 or (apart_s := float(t_ns[-1] - t_ns[0]) / NS_PER_S) < _APART_S:
         overlap = duration(apart_s) if len(t_ns) > 1 else "0 s"
         raise NotMeasurable(
-            f"its energy counter and its power overlap for {overlap}; the check needs"
+            f"energy counter and power were read together for only {overlap}; the check needs"
             f" {_APART_S:g} s"
         )
     return float(joules[-1] - joules[0]), integral.over(Window(int(t_ns[0]), int(t_ns[-1]))).joules
@@ -545,7 +543,7 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
 def _integral(evidence: Evidence, device: Device) -> EnergyCurve:
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:
-        reason = "no power reading" if power is None else "one power reading alone"
+        reason = "no power reading" if power is None else "only one power reading"
         raise NotMeasurable(why_absent(device, "power_w") or reason)
     slack_s = 1.0 if _is_averaged(device) else REFRESH_S
     return power_curve(power.t_ns, power.values, slack_s=slack_s)
@@ -554,7 +552,7 @@ def _integral(evidence: Evidence, device: Device) -> EnergyCurve:
 def _shaped_counter(
     evidence: Evidence, device: Device, integral: EnergyCurve | Missing
 ) -> EnergyCurve:
-    """The counter, and between its readings the steps or else the power."""
+    """The curve of the energy counter; between readings it follows the steps, else the power."""
     if isinstance(integral, Missing):
         return _counter(evidence, device)
     power = evidence.series("power_w")[device.id]
@@ -583,7 +581,7 @@ def _counter(
 
 
 def boundary(evidence: Evidence) -> list[Device]:
-    """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
+    """The devices whose energy counts as the run's: accelerators, else CPU packages and DRAM."""
     devices = counted_once(evidence.devices("gpu") or evidence.devices("cpu", "dram"))
     if not devices:
         why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *CPUS)))
@@ -606,6 +604,6 @@ def boundary(evidence: Evidence) -> list[Device]:
 
 
 def counted_once(devices: list[Device]) -> list[Device]:
-    """The devices without those whose counter is another's, such as a board's second die."""
+    """Leave out devices whose energy is in another's counter, such as a board's second die."""
     ids = {device.id for device in devices}
     return [device for device in devices if device.facts.get("energy_counted_in") not in ids]

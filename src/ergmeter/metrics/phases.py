@@ -1,12 +1,12 @@
 """Which phase each instant of a run belongs to: one partition for times, joules and memory.
 
-A wait for data may lie inside a step, a checkpoint inside an evaluation. An instant that is in
-several spans belongs to the first phase of `precedence`, so the phases add up. Where the device
-times the steps, training comes before data: a wait of the host that the device does not notice
-costs nothing.
+A wait for data may lie inside a step, a checkpoint inside an evaluation. An instant in several
+spans belongs to the first of their phases in `precedence`, so the phases add up. If steps are
+timed by the device, training comes before data: a wait of the host costs nothing while the device
+computes.
 
-A step's period runs from the end of the previous step to its own end. What no span names of it
-is a stall as far as it exceeds the median, if it takes more than twice the median.
+A step's period runs from the end of the previous step to its own end. If a period without named
+spans takes more than twice the median, the time above the median is a stall.
 
 Spans are those of the rank with the most rows: ranks work in step.
 """
@@ -47,28 +47,28 @@ _ROUNDING = 1e-6
 
 @cached_result
 def precedence(evidence: Evidence) -> tuple[str, ...]:
-    """The order in which phases own an instant that is in several of them."""
+    """The phases in order of precedence: an instant in several belongs to the first."""
     rows = evidence.all_steps.longest
     is_by_device = len(rows) and not np.isnan(rows["host_end_ns"]).all()
     return _TIMED_BY_DEVICE if is_by_device else PRECEDENCE
 
 
 def before(evidence: Evidence, phase: str) -> tuple[str, ...]:
-    """The phases that own an instant rather than this one."""
+    """The phases that take precedence over `phase`."""
     order = precedence(evidence)
     return order[: order.index(phase)]
 
 
 @cached_result
 def spans_of(evidence: Evidence, phase: str) -> Spans:
-    """The spans of a phase as they were recorded."""
+    """The recorded spans of a phase, of the rank with the most rows."""
     own = evidence.all_steps.longest.of_phase(phase)
     return own.columns["start_ns"], own.columns["end_ns"]
 
 
 @cached_result
 def union_of(evidence: Evidence, *phases: str) -> Spans:
-    """The time that belongs to any of these phases, as spans that do not touch."""
+    """The time in spans of any of these phases, as spans that do not touch."""
     return joined([spans_of(evidence, phase) for phase in phases])
 
 
@@ -91,13 +91,13 @@ def joined(spans: list[Spans]) -> Spans:
 
 
 def within(t_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> Any:  # noqa: ANN401  a mask
-    """Which times lie in one of these spans, which do not overlap; the end of a span is outside."""
+    """A mask of the times that lie in a span. Spans do not overlap; a span's end is outside it."""
     span = np.searchsorted(starts, t_ns, side="right") - 1
     return (span >= 0) & (t_ns < ends[np.maximum(span, 0)]) if len(starts) else span >= 0
 
 
 def touched(spans: Spans, since_ns: TimeArray, until_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
-    """Whether one of these spans, which do not touch, was on at some time between two others."""
+    """A mask of the intervals `since_ns` to `until_ns` that overlap a span. Spans do not touch."""
     starts, ends = spans
     last = np.searchsorted(starts, until_ns, side="right") - 1
     if not len(starts):
@@ -106,7 +106,7 @@ def touched(spans: Spans, since_ns: TimeArray, until_ns: TimeArray) -> Any:  # n
 
 
 def covered_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
-    """The seconds that any of these spans covers, up to each time."""
+    """The seconds that any of these spans cover up to each time."""
     starts, ends = joined(spans)
     if not len(starts):
         return np.zeros(len(t_ns))
@@ -116,26 +116,26 @@ def covered_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
 
 
 def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
-    """The seconds of each period that any of these spans covers."""
+    """The seconds of each period that any of these spans cover; `edges_ns`: of the periods."""
     return np.asarray(np.diff(covered_until_s(spans, edges_ns)), dtype=np.float64)
 
 
 def why_no_stalls(steps: Steps, *, from_output: bool) -> str:
-    """Why stalls of these steps can't be known; empty if they can."""
+    """Why stalls can't be detected in these steps; "" if they can."""
     row = "printed line" if from_output else "row"
     if np.isnan(steps["steps"]).any():
-        return f"how many steps a {row} stands for is not known"
+        return f"the number of steps in a {row} is unknown"
     if (steps["steps"] > 1).any():
-        return f"some {row}s stand for several steps"
+        return f"some {row}s cover several steps"
     if len(steps) < _FEW_STEPS:
         return f"{number_of(len(steps), 'step')}: too few to tell a stall from the rest"
     return ""
 
 
 def beyond_median(periods: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """What each period takes beyond the median: in a slow beginning, and in stalls.
+    """Return the time of each period above the median: in a slow beginning, and in stalls.
 
-    `periods`: without named spans. If most of them are nothing but such spans, none is usual.
+    `periods`: without named spans. If most are then empty there is no usual period, so all are 0.
     """
     usual = float(np.median(periods))
     if _is_nothing(usual, periods):
@@ -146,7 +146,7 @@ def beyond_median(periods: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def slow_rows(periods: FloatArray) -> int:
-    """The number of slow periods at the start; 0 if they cost almost no time."""
+    """The number of slow periods at the start; 0 if they cost under 1 % of the time."""
     usual = float(np.median(periods))
     if _is_nothing(usual, periods):
         return 0
@@ -156,12 +156,12 @@ def slow_rows(periods: FloatArray) -> int:
 
 
 def _is_nothing(usual: float, periods: FloatArray) -> bool:
-    """True for a median of 0 but for rounding: a clock may stand at weeks of nanoseconds."""
+    """True if the median is 0, apart from rounding errors of long clock times."""
     return usual <= _ROUNDING * float(periods.max(initial=0.0))
 
 
 def beyond_in_gap(gaps: FloatArray, beyond: FloatArray) -> FloatArray:
-    """The part of `beyond` (see beyond_median) in the gap before a step, up to the median gap."""
+    """The part of `beyond` (see beyond_median) that is in the gap before a step."""
     is_usual = beyond == 0
     usual = float(np.median(gaps[is_usual])) if is_usual.any() else 0.0
     return np.clip(gaps - usual, 0.0, beyond)

@@ -1,4 +1,4 @@
-"""Summary of a run: a reading or the reason why there is none for every metric, and the notes."""
+"""Summary of a run: for every metric a reading or why there is none, and notes on the run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings
 from ergmeter.units import duration, grouped
 
-# A first step this many times the median is a compilation or a cold cache, not a training step.
+# A first step this many times the median includes compilation or a cold cache.
 SLOW_FIRST_STEP = 3.0
-OVERLAPPING_FRAC = 0.4  # of the steps, which begin before the one before has ended
+OVERLAPPING_FRAC = 0.4  # of the steps begin before the previous step has ended
 FULL_DISK_FRAC = 0.02
 SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
-# Beyond one of these a figure hides a spread that its reader would want to know of.
+# Beyond these limits a note warns of noise.
 NOISY_P95 = 2.0  # the 95th percentile of the step time, over its median
 NOISY_FRAC = 0.1  # half the interval of a rate, over the rate
 
@@ -61,9 +61,9 @@ _NOTE_OF_MARK = {
 }
 
 
-_LOSS_LOST = "loss is not a number"  # how an importer says it
+_LOSS_LOST = "loss is not a number"  # begins an importer's remark
 NOTED_CHECKS = ("record", "warm_up", "noise", "flop_count")
-# Of these, what the recorder says of printed lines.
+# Marks that the recorder writes about printed lines.
 _READING_LINES = (
     *("value_refused", "assumed", "output_unrecognised", "output_buffered", "restarted"),
     "several_programs",
@@ -71,7 +71,7 @@ _READING_LINES = (
 
 
 def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
-    """The remarks, most serious first."""
+    """The notes on a run, most serious first."""
     run = evidence.run
     remarks = []
     if run.status == CUT_OFF:
@@ -85,7 +85,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     of_lines = _of_lines(evidence)
     for mark in run.marks:
         if diverged and mark.name == "value_refused" and mark.detail.startswith(_LOSS_LOST):
-            continue  # the same with less
+            continue  # the note on divergence says more
         if mark.name in _NOTE_OF_MARK and (mark.name, mark.detail) not in of_lines:
             remarks.append(_NOTE_OF_MARK[mark.name].format(mark.detail))
     remarks += [f"the training {diverged}"] if diverged else []
@@ -129,7 +129,7 @@ def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:
 
 
 def _profiled(evidence: Evidence) -> list[str]:
-    """A note if profiled steps are counted, being too late or too few to leave out."""
+    """A note if profiled steps are in the window."""
     if not evidence.has_work:
         return []
     start_ns, end_ns = evidence.window.start_ns, evidence.window.end_ns
@@ -137,8 +137,8 @@ def _profiled(evidence: Evidence) -> list[str]:
     if not any(start_ns < mark.t_ns < end_ns for mark in marks):
         return []
     return [
-        "profiled steps are in these figures, and take longer than the others: --window or"
-        " --warmup-steps leaves them out"
+        "profiled steps, which are slower, are in the window: --window or --warmup-steps leaves"
+        " them out"
     ]
 
 
@@ -158,7 +158,7 @@ def _told_twice(evidence: Evidence) -> list[str]:
 
 
 def _impossible(readings: dict[str, Result]) -> list[str]:
-    """Each impossible reading, with the reason; a reason that several share is given once."""
+    """A note for each reason why readings are impossible, with the metrics that it concerns."""
     titles = grouped(
         (result.impossible, every_metric()[key].title)
         for key, result in readings.items()
@@ -171,7 +171,7 @@ def _impossible(readings: dict[str, Result]) -> list[str]:
 
 
 def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
-    """Whose count and which peak an MFU rests on; or why a run that knows its FLOPs has none."""
+    """A note on the FLOP count and the peak behind the MFU, or on why there is no MFU."""
     mfu = readings.get("utilization.mfu_frac")
     if not evidence.flops and not evidence.run.no_flops:
         return []
@@ -183,7 +183,7 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
 
 
 def _unused(evidence: Evidence) -> Iterator[str]:
-    """Notes about declared counts that are not used, as the program gives its own."""
+    """Notes on declared token or sample counts that are ignored, as the program reports its own."""
     settings = evidence.settings
     for what, declared, counts in (
         ("tokens", settings.tokens_per_step, tokens),
@@ -191,7 +191,7 @@ def _unused(evidence: Evidence) -> Iterator[str]:
     ):
         counted = None if declared is None else or_none(counts, evidence)
         if counted is not None and "declared" not in counted[1]:
-            yield f"--{what}-per-step {declared} is not used: the program gives its own {what}"
+            yield f"--{what}-per-step {declared} is not used: the program reports its own {what}"
 
 
 def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
@@ -260,7 +260,7 @@ def _ranks(evidence: Evidence) -> list[str]:
 
 
 def _whose_gpus(evidence: Evidence) -> Iterator[str]:
-    """GPUs that are left out, and those that count although their use is unknown."""
+    """Notes on GPUs that are left out, and on GPUs counted although their use is unknown."""
     unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
     if unused and evidence.settings.devices is None:
         yield (
@@ -282,7 +282,7 @@ def _whose_gpus(evidence: Evidence) -> Iterator[str]:
 
 
 def _worst(evidence: Evidence) -> list[str]:
-    """The worst finding of `erg check` that no other note covers."""
+    """A note with the worst finding of `erg check` that no other note covers."""
     for finding in fitness(evidence).findings:
         if finding.check not in NOTED_CHECKS:
             return [f"{finding.seen}: {finding.effect} (erg check)"]
@@ -300,12 +300,12 @@ def _full_disk(evidence: Evidence) -> Iterator[str]:
 def summarize(
     run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
 ) -> Summary:
-    """Summarise a run under what its user declared, or under what the reader declares now."""
+    """Summarise a run under its stored settings, which `overrides` replace."""
     return summary_of(evidence_of(run, overrides, flops=flops))
 
 
 def summary_of(evidence: Evidence) -> Summary:
-    """Summarise an evidence, so that a caller can go on using it without reading twice."""
+    """Summarise a run from its evidence, which the caller may use further without reading again."""
     of_devices = {key: metric for key, metric in catalogue().items() if metric.per_device}
     devices = _by_device(evidence, of_devices)
     run, keys = evidence.run, dict.fromkeys((*catalogue(), *analysed(evidence)))
@@ -326,7 +326,7 @@ def summaries(
 
 
 def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
-    """Results of some metrics, by key. Data that only the others need is not read."""
+    """Results of these metrics, by key. Data that only other metrics need is not read."""
     stored = analysed(evidence)
     return {key: stored.get(key) or _result(catalogue()[key].reading, evidence) for key in keys}
 
@@ -334,8 +334,8 @@ def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
 def analysed(evidence: Evidence) -> dict[str, Result]:
     """The results of `erg analyze` that are stored in a run, by metric.
 
-    Metrics that a run has by itself are computed from its steps where the reader declares other
-    settings or FLOPs, or looks at a part of the run.
+    If settings or FLOPs are overridden, or only a part of the run is chosen, stored results of
+    metrics that can be computed from the run's steps are left out.
     """
     run = evidence.run
     stored = {key: result for key, result in run.analysis.items() if key in every_metric()}
@@ -346,7 +346,7 @@ def analysed(evidence: Evidence) -> dict[str, Result]:
 
 
 def ask_devices(evidence: Evidence) -> None:
-    """Computes, device by device, what checks and metrics need of each, for later use."""
+    """Compute and cache, device by device, everything that checks and metrics need."""
     _by_device(evidence, {})
 
 
@@ -369,7 +369,7 @@ def _by_device(evidence: Evidence, metrics: dict[str, Metric]) -> dict[str, dict
 
 
 def _boundary_ids(evidence: Evidence) -> set[str]:
-    """The ids of the devices whose energy is the run's; empty if there are none."""
+    """The ids of the devices whose energy counts as the run's; empty if there are none."""
     try:
         return {device.id for device in boundary(evidence)}
     except Exception:  # noqa: BLE001  the metrics of energy report why; the others are shown

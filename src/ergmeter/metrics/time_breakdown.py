@@ -4,9 +4,9 @@ Each instant of the run belongs to exactly one part, so the parts add up to its 
 nanosecond. Time outside of all spans is a part of its own, `unknown`. Joules are those of the same
 instants, as far as readings reach.
 
-Stalls are those of `erg explain` and `erg check` (`phases.beyond_median`). A stall lies at the end
-of the gap before its step, as far as that gap exceeds the median gap, and else at the end of the
-step. So does a slow beginning that is in the window.
+Stalls are those of `erg explain` and `erg check` (`phases.beyond_median`). A stall is placed at the
+end of the gap before its step, up to the time by which that gap exceeds the median gap; the rest is
+placed at the end of the step. A slow beginning within the window is placed in the same way.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class TimeBreakdown:
     whole_j: float | None
     why_no_joules: str
     joules_basis: Basis | None
-    unread_s: float  # without energy readings
+    unread_s: float  # seconds without energy readings
     note: str
 
 
 @cached_result
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
-    """The parts of a run. NotMeasurable if it has no spans."""
+    """Return the parts of a run. NotMeasurable if it has no spans."""
     edges_ns, owners = _owned(evidence)
     pieces_ns = np.diff(edges_ns)
     parts_s = {
@@ -107,7 +107,7 @@ def time_breakdown(evidence: Evidence) -> TimeBreakdown:
 
 def _note(evidence: Evidence) -> str:
     ranks = len(evidence.all_steps.lanes)
-    whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
+    whose = f"by the spans of the rank with the most spans of {ranks}; " if ranks > 1 else ""
     lines = "a step lasts from one printed line to the next; " if evidence.from_output else ""
     others = "another training of this run is start-up or after the last span; "
     others = others if evidence.run.beside else ""
@@ -118,7 +118,7 @@ def _note(evidence: Evidence) -> str:
 
 @cached_result
 def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
-    """The edges of the run's adjacent pieces, and the part that owns each, an index in PARTS."""
+    """Cut the run into pieces; return their edges, and each piece's part as an index in PARTS."""
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  raises the reason if there are no steps
     life = evidence.watched
@@ -140,7 +140,7 @@ def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
 
 
 def _layers(evidence: Evidence) -> Iterator[tuple[str, Spans]]:
-    """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
+    """Yield (part, spans); an instant in several belongs to the first: warm-up before steps."""
     slow = _slow(evidence)
     for phase in precedence(evidence):
         if phase == "train":
@@ -151,7 +151,7 @@ def _layers(evidence: Evidence) -> Iterator[tuple[str, Spans]]:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """Spans of the warm-up, of a slow beginning and of stalls, by part."""
+    """Spans of warm-up, slow beginning and stalls: those within steps, and those between steps."""
 
     in_steps: list[tuple[str, Spans]]
     in_gaps: list[tuple[str, Spans]]
@@ -199,7 +199,7 @@ def _covered_ns(spans: list[Spans], from_ns: TimeArray, to_ns: TimeArray) -> Flo
 
 
 def _after_ns(starts: TimeArray, own_ns: FloatArray, spans: list[Spans]) -> TimeArray:
-    """The time at which so much time without these spans has passed since each start."""
+    """The time when `own_ns` have passed since each start, not counting these spans."""
     begins, ends = joined(spans)
     own = np.rint(own_ns).astype(np.int64)
     if not len(begins):
@@ -216,10 +216,10 @@ def _after_ns(starts: TimeArray, own_ns: FloatArray, spans: list[Spans]) -> Time
 def _joules(
     evidence: Evidence, edges_ns: TimeArray, owners: TimeArray
 ) -> tuple[dict[str, float] | None, Basis | None, str, float]:
-    """Joules by part and their basis, or the reason why not; and the seconds without readings."""
+    """Return joules by part, their basis, the reason if there are none, and seconds not read."""
     try:
         if evidence.from_output:
-            raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+            raise NotMeasurable("printed lines do not show when a phase began; a Meter does")
         each = [_of_device(evidence, device, edges_ns) for device in boundary(evidence)]
     except NotMeasurable as error:
         return None, None, str(error), 0.0
@@ -241,7 +241,7 @@ def _of_device(
 
 
 BARS = 40
-# The histogram reaches to three times the median: with one step of 40 s in it, all others would be
+# The histogram ends at three times the median: if it included a step of 40 s, all others would be
 # in the first bar. Longer steps are counted in `beyond` and listed as outliers.
 _REACH = 3.0
 _MAX_OUTLIERS = 20
@@ -251,7 +251,7 @@ _MAX_OUTLIERS = 20
 class Outlier:
     """A step of more than twice the median."""
 
-    index: int | None  # by its program's own count
+    index: int | None  # the step number by the program's count
     at_s: float  # since the run began
     took_s: float
     times: float  # multiple of the median

@@ -33,13 +33,13 @@ _NO_SERIES = Series(np.empty(0, dtype=np.int64), np.empty(0))
 
 @dataclass(frozen=True)
 class BoundedSeries:
-    """Readings over time in a bounded number of points. A NaN is a break."""
+    """Readings over time in a bounded number of points. A NaN is a break in the line."""
 
     t_s: FloatArray  # since the run began
     values: FloatArray
     readings: int  # before bounding
-    unbroken: int = 0  # gaps without a break, as there are too many
-    is_printed: bool = False  # read from the output: steps do not have it
+    unbroken: int = 0  # gaps drawn without a break, as there are too many
+    is_printed: bool = False  # from the program's output, as no step has it
 
     @property
     def is_bounded(self) -> bool:
@@ -59,14 +59,14 @@ class BoundedSeries:
         return float(self.values[index]), float(self.t_s[index])
 
     def within(self, start_s: float, end_s: float) -> BoundedSeries:
-        """The points from a start to an end."""
+        """The points with times from `start_s` to `end_s`."""
         inside = (self.t_s >= start_s) & (self.t_s <= end_s)
         return replace(self, t_s=self.t_s[inside], values=self.values[inside])
 
 
 @dataclass(frozen=True)
 class PhaseSpans:
-    """The spans of a phase. Spans closer than a point are merged; `counts`: how many in each."""
+    """The spans of a phase. Spans closer than a point are merged: `counts` into each."""
 
     phase: str
     start_s: FloatArray
@@ -90,7 +90,7 @@ class PhaseSpans:
 
 
 def bounded_series(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
-    """A series in at most `points` points: the lowest and highest of each span, and breaks."""
+    """Return a series in at most `points` points: extremes of equal spans of time, and breaks."""
     t_ns, values = series.t_ns, series.values
     finite = np.isfinite(values)
     if not finite.all():
@@ -122,7 +122,7 @@ def longest_ns(t_ns: TimeArray) -> float:
 
 
 def _thinned(breaks: TimeArray, most: int) -> TimeArray:
-    """Up to `most` breaks, evenly chosen: a device read once an hour is all breaks."""
+    """At most `most` breaks, evenly chosen: a device read once an hour has only breaks."""
     if len(breaks) <= most:
         return breaks
     return breaks[np.linspace(0, len(breaks) - 1, most).astype(np.int64)]
@@ -160,8 +160,8 @@ def line_of(
 ) -> BoundedSeries | None:
     """One device's column over the whole run; None if it has no readings.
 
-    `since`: for a column that is a mean since the previous reading, one that starts with the
-    device's first reading.
+    `since`: for a column of means since the previous reading, another column of the same device
+    whose first reading gives the start of the first mean.
     """
     column_series = evidence.series(column).get(device.id)
     series = rate(column_series) if column_series is not None and is_counter else column_series
@@ -231,7 +231,7 @@ def counted_s(evidence: Evidence) -> tuple[float, float]:
 
 
 def uncounted_s(evidence: Evidence) -> list[tuple[float, float]]:
-    """The parts of the time axis before and after the counted window, as start and end."""
+    """The times before and after the counted window, each as (start, end) on the time axis."""
     whole_s = evidence.watched.duration_s
     start_s, end_s = or_none(counted_s, evidence) or (whole_s, whole_s)  # all of it is warm-up
     return [
@@ -240,7 +240,7 @@ def uncounted_s(evidence: Evidence) -> list[tuple[float, float]]:
 
 
 def phase_spans(evidence: Evidence) -> list[PhaseSpans]:
-    """The spans of each phase, of the rank with the most; empty if there are none."""
+    """The spans of each phase, taken from the rank with the most; empty if there are none."""
     if not len(evidence.all_steps):
         return []
     life = evidence.watched
@@ -265,19 +265,19 @@ def _shown_spans(phase: str, spans: Spans, start_ns: int, width_ns: int) -> Phas
 
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
-    """Step times of the rank with the most steps, warm-up included, each at its end."""
+    """Step times of the rank with the most steps, warm-up included, at the end of each step."""
     return _unbroken(evidence, step_series(evidence), points)
 
 
 def _unbroken(evidence: Evidence, series: Series, points: int) -> BoundedSeries:
-    """A bounded series without breaks: there are none between steps."""
+    """A bounded series drawn without breaks, as time between steps is not a gap in readings."""
     line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
     is_reading = np.isfinite(line.values)
     return replace(line, t_s=line.t_s[is_reading], values=line.values[is_reading])
 
 
 def step_series(evidence: Evidence) -> Series:
-    """All step times, each at its end."""
+    """All step times of the rank with the most steps, at the end of each step."""
     lane = evidence.work.longest
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
@@ -295,8 +295,8 @@ def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
 
 
 def loss_series(evidence: Evidence) -> tuple[Series, bool]:
-    """All losses, and whether they are as printed."""
-    # Under pipelines the last stage alone has a loss.
+    """Return all losses, and True if they were read from the program's output."""
+    # With pipeline parallelism only the last stage has a loss.
     lanes = (evidence.work.longest, *evidence.work.lanes)
     lane = next((lane for lane in lanes if np.isfinite(lane["loss"]).any()), lanes[0])
     is_printed = False
@@ -315,7 +315,10 @@ def loss_series(evidence: Evidence) -> tuple[Series, bool]:
 
 
 def losses(evidence: Evidence) -> tuple[list[float], bool]:
-    """All losses in order, and whether they are as printed; a log may have them without steps."""
+    """Return all losses in order, and True if they were read from the program's output.
+
+    The losses of a log without steps count too.
+    """
     if evidence.has_work:
         series, is_printed = or_none(loss_series, evidence) or (_NO_SERIES, False)
         return series.values.tolist(), is_printed
@@ -345,7 +348,7 @@ INTERVAL_PHASES = ("checkpoint", "eval", "train", "prefill", "decode")
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """A memory column of a device: the highest reading of each interval, None without one."""
+    """A device's memory over time: the highest reading of each interval, None without a reading."""
 
     device: Device
     owner: str
@@ -365,7 +368,7 @@ class MemoryCurves:
 
 
 def memory_curves(run: Run, *, fewest: int, most: int) -> MemoryCurves | None:
-    """Device memory over a run, in no more intervals than readings; None without readings."""
+    """Memory over a run, in `fewest` to `most` intervals; None without readings."""
     columns = {column: run.series(column) for own in _ROWS.values() for column in own}
     devices = [device for device in run.devices.values() if device.kind in _ROWS]
     order = list(_ROWS)
@@ -402,7 +405,7 @@ def _mark_bytes(run: Run, device: Device, column: str) -> float:
 
 
 def _capacity_bytes(run: Run, device: Device) -> float | None:
-    """The device's own capacity, or that of an allocator's device."""
+    """The memory size of a device; for an allocator, of the GPU it runs on."""
     under = run.devices.get(str(device.facts.get("uuid")), device)
     total = under.facts.get("memory_total_bytes")
     return float(total) if total else None

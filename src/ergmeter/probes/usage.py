@@ -193,7 +193,7 @@ class UseStates:
             doubt = doubt or self._unlisted.get(gpu, "")
         if not (self._used or self._is_first_namespace):
             doubt = doubt or self._strange.get(gpu, "")
-        return ("unknown", doubt) if doubt else ("unused", "no process of the run was on it")
+        return ("unknown", doubt) if doubt else ("unused", "no process of the run used it")
 
 
 def _is_first_namespace() -> bool:

@@ -1,4 +1,4 @@
-"""Student's t, intervals within one run (means, ratios, slopes), end of the warm-up, quantiles.
+"""Student's t, intervals within one run (ratios, slopes), the end of the warm-up, percentiles.
 
 Intervals come from blocks of consecutive steps, because steps are not independent. A checkpoint, a
 slow data loader or a warming chip affects many in a row. Intervals from single steps would be too
@@ -63,17 +63,17 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def cdf(t: float, dof: float) -> float:
-    """The probability of a value up to t."""
+    """Student's t distribution: the probability of a value up to `t`."""
     tail = 0.5 * _incomplete_beta(dof / 2.0, 0.5, dof / (dof + t * t))
     return tail if t < 0 else 1.0 - tail
 
 
 @lru_cache(maxsize=1024)
 def quantile(probability: float, dof: float) -> float:
-    """The value that this share of the distribution lies below."""
+    """Student's t distribution: the value below which a value lies with this probability."""
     if not 0.0 < probability < 1.0 or not dof > 0.0:
         raise UsageError(
-            "a quantile wants a probability between 0 and 1 and degrees of freedom above 0;"
+            "a quantile needs a probability between 0 and 1, and degrees of freedom above 0;"
             f" got {probability} and {dof}"
         )
     if probability < 0.5:
@@ -90,12 +90,12 @@ def quantile(probability: float, dof: float) -> float:
 def factor(confidence: float, dof: float) -> float:
     """The factor on a standard error for a two-sided interval of this confidence."""
     if not 0.0 < confidence < 1.0:
-        raise UsageError(f"a confidence lies between 0 and 1, such as 0.95; got {confidence:g}")
+        raise UsageError(f"the confidence is {confidence:g}; must be between 0 and 1, such as 0.95")
     return quantile(0.5 + confidence / 2.0, dof)
 
 
 def _spreads(dof: float) -> tuple[FloatArray, FloatArray]:
-    """A grid of estimated over true standard deviation, and the probability of each point."""
+    """Return a grid of estimated / true standard deviation, and the probability of each point."""
     edges = np.linspace(0.0, 1.0 + 12.0 / math.sqrt(dof), _POINTS)
     s = (edges[1:] + edges[:-1]) / 2.0
     log_density = (dof - 1.0) * np.log(s) - dof * s * s / 2.0
@@ -135,13 +135,14 @@ MAX_BLOCKS = 20
 def t95(dof: int) -> float:
     """The factor on a standard error for a 95 % interval, by degrees of freedom.
 
-    Rounded to three decimals, as statistics tables print it: recorded intervals stay the same.
+    Rounded to three decimals, as statistics tables print it, so that recorded intervals stay the
+    same.
     """
     return round(factor(0.95, dof), 3)
 
 
 def blocks_of(steps: int) -> int:
-    """The number of blocks for so many steps; 0 if there are too few for an interval."""
+    """The number of blocks that `steps` are cut into; 0 if there are too few for an interval."""
     return min(MAX_BLOCKS, steps // 2) if steps >= 2 * MIN_BLOCKS else 0
 
 
@@ -159,13 +160,13 @@ def ratio_interval(numerators: FloatArray, denominators: FloatArray) -> tuple[fl
 
 
 def cuts_of(rows: int) -> TimeArray | None:
-    """The first row of each block but the first; None if there are too few rows."""
+    """The first row of every block except block 0; None if there are too few rows."""
     blocks = blocks_of(rows)
     return np.linspace(0, rows, blocks + 1).astype(np.int64)[1:-1] if blocks else None
 
 
 def interval_of(top: FloatArray, bottom: FloatArray) -> tuple[float, float]:
-    """The 95 % interval of the ratio, from the sums of each block."""
+    """The 95 % interval of sum(top) / sum(bottom); `top`, `bottom`: the sums of each block."""
     blocks = len(top)
     ratio = float(top.sum() / bottom.sum())
     residuals = top - ratio * bottom
@@ -224,7 +225,7 @@ def slope_interval(t_s: FloatArray, values: FloatArray) -> tuple[float, float, f
 
 
 def percentile(values: FloatArray, q: float) -> float:
-    """The q-th percentile (0 to 100), between the two nearest values."""
+    """The q-th percentile (0 to 100), interpolated between the two nearest values."""
     return float(np.percentile(values, q))
 
 

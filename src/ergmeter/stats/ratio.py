@@ -46,7 +46,7 @@ UNBOUNDED = (
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A over B, or A minus B, with its interval; `why`: why there is none, or a wide one."""
+    """A / B or A - B with its interval. `why`: the reason if there is no interval."""
 
     value: float
     low: float | None
@@ -69,19 +69,19 @@ class Contrast:
 
     @property
     def is_shown(self) -> bool:
-        """True if the interval excludes no difference."""
+        """True if a difference is shown: the interval does not contain `neutral`."""
         if self.low is None or self.high is None:
             return False
         return self.low > self.neutral or self.high < self.neutral
 
     @property
     def is_exact(self) -> bool:
-        """True if all repeats are equal, as peak memory may be."""
+        """True if the interval has zero width: all repeats are equal, as peak memory may be."""
         return self.low is not None and self.low == self.high
 
     @property
     def inverse(self) -> Contrast:
-        """B over A, or B minus A."""
+        """The same contrast the other way round: B / A, or B - A."""
         low, high = (None if end is None else self._turned(end) for end in (self.high, self.low))
         repeats, means = self.repeats[::-1], self.means[::-1]
         return replace(
@@ -89,7 +89,7 @@ class Contrast:
         )
 
     def p_value(self, way: Way = "change") -> float | None:
-        """The p-value of no difference against a fall, a rise or any change of A."""
+        """The p-value of "no difference", against a fall, a rise or any change of A."""
         if self.error is None or self.dof is None:
             return None
         shift = math.log(self.value) if self.scale == "ratio" else self.value
@@ -111,9 +111,9 @@ def _below(t: float, dof: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunNoise:
-    """The standard deviation of one run, as a share of its value: stated, or measured.
+    """The standard deviation of a single run, as a share of its value: stated, or measured.
 
-    `source`: the repeats that it was measured on, with so many degrees of freedom; empty if stated.
+    `source`: the repeats that it was measured on, "" if stated; `dof`: their degrees of freedom.
     """
 
     share: float
@@ -127,14 +127,15 @@ class RunNoise:
 
 
 def pooled_noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The scatter within groups of repeats as a share, and its degrees of freedom.
+    """Return the scatter of repeats as a share, pooled over groups, and its degrees of freedom.
 
-    Pooled over the groups on logarithms. NotMeasurable if no group has two values above 0.
+    Computed on logarithms. Raises NotMeasurable if no group has two values, or a value is not above
+    0.
     """
     axes = [_axis(values, "ratio") for values in groups if len(values) > 1]
     dof = sum(len(axis) - 1 for axis in axes)
     if not dof:
-        raise NotMeasurable("no repeats")
+        raise NotMeasurable("no group has two repeats")
     squares = sum(_std(axis) ** 2 * (len(axis) - 1) for axis in axes)
     return math.expm1(math.sqrt(squares / dof)), dof
 
@@ -149,12 +150,12 @@ def contrast(
     noise: RunNoise | None = None,
     lenders: tuple[str, str] | None = None,
 ) -> Contrast:
-    """Ours over theirs. If paired, both are in the order of the pairs.
+    """Return ours / theirs (or ours - theirs) with its interval. Paired values are in pair order.
 
-    A single run scatters by `noise`. Without it, a side with repeats lends its scatter to the other
-    if both have a name in `lenders`.
+    If a side has a single run, its scatter is `noise`. Without `noise`, the other side's scatter is
+    used for both if `lenders` (the names of the two sides) is given.
 
-    Raises NotMeasurable without values, or if a ratio's value is not above 0.
+    Raises NotMeasurable without values, or if a value of a ratio is not above 0.
     """
     a, b = _axis(ours, scale), _axis(theirs, scale)
     middle = float(a.mean() - b.mean())
@@ -194,7 +195,7 @@ def _single(
     noise: RunNoise | None,
     lenders: tuple[str, str] | None,
 ) -> tuple[float, float, float, str] | None:
-    """Error, degrees of freedom, scatter and method if a side has one run; None if unknown."""
+    """For a side with one run: error, degrees of freedom, scatter and method; None if unknown."""
     repeated = max((a, b), key=len)
     if noise is not None:
         share, dof, method = noise.share, noise.dof, str(noise)
@@ -211,7 +212,7 @@ def _single(
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
-    """Which hypotheses Holm's step-down method (1979) rejects at a family-wise level alpha."""
+    """For each p-value, True if Holm's method (1979) rejects it at family-wise level `alpha`."""
     rejected = [False] * len(p_values)
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[index] > alpha / (len(p_values) - rank):
@@ -253,7 +254,7 @@ def mean(values: Sequence[float], *, scale: Scale = "ratio", confidence: float =
 
 
 def _ends(middle: float, margin: float, scale: Scale) -> tuple[float, float] | tuple[None, None]:
-    """The ends of an interval; None if those of a ratio would overflow."""
+    """Return both ends of an interval; (None, None) if a ratio would overflow."""
     if scale == "difference":
         return middle - margin, middle + margin
     if abs(middle) + margin > _MOST_LOG:
@@ -264,13 +265,13 @@ def _ends(middle: float, margin: float, scale: Scale) -> tuple[float, float] | t
 def _axis(values: Sequence[float], scale: Scale) -> FloatArray:
     axis = np.asarray(values, dtype=np.float64)
     if not len(axis):
-        raise NotMeasurable("no run says it")
+        raise NotMeasurable("no run has a value")
     if not np.isfinite(axis).all():
         raise NotMeasurable("a value is not a finite number")
     if scale == "difference":
         return axis
     if (axis <= 0).any():
-        raise NotMeasurable(f"no ratio of a value that is not above 0 ({axis.min():g})")
+        raise NotMeasurable(f"a value is {axis.min():g}: a ratio needs values above 0")
     return np.log(axis)
 
 
@@ -278,7 +279,7 @@ def _why_no_interval(repeats: tuple[int, int]) -> str:
     if min(repeats) > 1:
         return ""
     few = "one run of each" if max(repeats) == 1 else "one run on a side"
-    return f"{few}: no interval, since a single run does not say how runs scatter"
+    return f"{few}: no interval, since a single run does not show how runs scatter"
 
 
 def _std(values: FloatArray) -> float:
@@ -314,7 +315,7 @@ _SHARES = 12
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Repeats on each side (or pairs). None: more than a thousand."""
+    """The repeats needed on each side (or pairs), with a range. None: more than a thousand."""
 
     repeats: int | None
     fewest: int | None
@@ -326,7 +327,7 @@ class Needed:
 def power(
     effect: float, noise: float, repeats: int, *, is_paired: bool = False, confidence: float = 0.95
 ) -> float:
-    """The probability that so many repeats on each side show an effect.
+    """The probability that `repeats` on each side (or pairs) show an effect.
 
     Effect and noise are both logarithms of ratios (`relative`), or both differences of losses.
     With pairs, noise is the deviation of a pair's difference; otherwise that of one repeat.
@@ -347,7 +348,7 @@ def power(
 
 @lru_cache(maxsize=256)
 def _welch_dof(repeats: int) -> tuple[tuple[float, float], ...]:
-    """The distribution of Welch's degrees of freedom, if both sides scatter alike.
+    """The distribution of Welch's degrees of freedom, as (value, weight), for equal scatter.
 
     One side's share of the total variance follows a beta distribution, independent of the total.
     So the power is that of a pooled test, averaged over critical values.
@@ -362,16 +363,16 @@ def _welch_dof(repeats: int) -> tuple[tuple[float, float], ...]:
 
 
 def relative(share: float) -> float:
-    """A relative difference (0.03 for 3 %) as an effect on the axis of logarithms."""
+    """Convert a relative difference (0.03 for 3 %) to an effect on the logarithmic scale."""
     if not share > -1.0 or share == 0.0:
-        raise UsageError(f"a difference to show is a share such as 0.02, not 0; got {share:g}")
+        raise UsageError(f"the difference is {share:g}; must be above -1 and not 0, such as 0.02")
     return math.log1p(share)
 
 
 def needed(
     effect: float, noise: float, *, dof: float, is_paired: bool = False, confidence: float = 0.95
 ) -> Needed:
-    """The repeats that show an effect in `POWER` of cases, with a range.
+    """The repeats needed to show an effect with the power `POWER` (0.8), with a range.
 
     `dof`: degrees of freedom of the noise estimate; its 80 % range gives the fewest and most.
     """
@@ -384,7 +385,7 @@ def needed(
 
 
 def shows(effect: float, noise: float, repeats: int, *, is_paired: bool, confidence: float) -> bool:
-    """True if so many repeats show an effect in `POWER` of cases."""
+    """True if `repeats` show an effect with at least the power `POWER` (0.8)."""
     return power(effect, noise, repeats, is_paired=is_paired, confidence=confidence) >= POWER
 
 

@@ -358,7 +358,7 @@ def test_an_error_has_its_line(tmp_path: Path) -> None:
     path.write_text("scenarios:\n- name: a\n  arguments: {}\n  axes:\n    lr: []\n")
     assert wrong(path) == (f"{path}: line 5: scenario 'a': axes.lr must not be empty; got []")
     path.write_text("scenarios:\n- {name: a, arguments: {}}\nrepeats: 1\nrepeats: 2\n")
-    assert wrong(path) == f"{path}, line 4: 'repeats' is in line 3 already; keep one"
+    assert wrong(path) == f"{path}, line 4: 'repeats' is also in line 3; keep one"
 
 
 def test_problems_of_one_kind_are_told_once_with_their_number(tmp_path: Path) -> None:

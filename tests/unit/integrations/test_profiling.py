@@ -211,7 +211,7 @@ def test_how_long_the_export_held_the_training_up_is_in_the_note(
     run = Run.open(tmp_path / "run")
     (found,) = [json.loads(mark.detail) for mark in run.marks if mark.name == "profiled"]
     assert 0.2 <= found["held_s"] <= took_s
-    assert "held the training up for" in reading(run, IDLE).note
+    assert "delayed training by" in reading(run, IDLE).note
 
 
 def test_profiled_steps_are_found_by_the_hosts_times(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_profiled_steps_are_found_by_the_hosts_times(tmp_path: Path) -> None:
     mark = Mark(10 * second_ns, "profiled", json.dumps(found))
     note = reading(run_of(tmp_path / "run", steps=rows, marks=[mark]), IDLE).note
     assert "2 steps under torch's profiler, each 2.00 times as long as the others" in note
-    assert "held the training up for 500 ms between steps, for 2 s at the start" in note
+    assert "delayed training by 500 ms between steps, by 2 s at the start" in note
 
 
 def test_profiled_steps_are_warm_up_unless_one_is_declared_or_they_come_late(
@@ -257,7 +257,7 @@ def test_profiled_steps_are_warm_up_unless_one_is_declared_or_they_come_late(
     assert "until the profiled steps were over" in note
     everything = 200 / (18 + 6 + 2)
     assert told("late", 15)[0] == pytest.approx(everything)  # three are left
-    assert "profiled steps are in these figures" in " ".join(
+    assert "profiled steps, which are slower, are in the window" in " ".join(
         summarize(Run.open(tmp_path / "late")).notes
     )
     assert told("declared", 3, warmup_steps=0)[0] == pytest.approx(everything)

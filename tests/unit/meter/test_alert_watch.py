@@ -378,7 +378,7 @@ def test_a_rule_that_nothing_is_told_for_is_said_once_and_marked(
         for _ in range(3):
             with meter.step(tokens=100):
                 pass
-    lacks = "no step tells its loss, and no line prints it"
+    lacks = "no step reports loss, and no printed line has it"
     assert capfd.readouterr().err == f"ergmeter: alert 'loss nan' is not judged: {lacks}\n"
     assert marks(tmp_path / "run", "alert_unjudged") == [f"loss nan: {lacks}"]
     assert f"an alert was not judged: loss nan: {lacks}" in meter.summary().notes
@@ -400,7 +400,7 @@ def test_a_relative_rule_without_a_median_is_told_of_at_the_end_and_not_before(
     assert capfd.readouterr().err == ""
     alarm.start()
     alarm.stop(lambda: None)
-    lacks = "the run's median takes 5 stretches of 10 s, and one more; 4 seen"
+    lacks = "the run's median needs 5 stretches of 10 s, and one more; 4 seen"
     assert capfd.readouterr().err == f"ergmeter: alert {rule!r} is not judged: {lacks}\n"
     assert [(one.name, one.detail) for one in told] == [("alert_unjudged", f"{rule}: {lacks}")]
 

@@ -118,7 +118,7 @@ def test_a_loss_that_nobody_tells_is_not_nan_and_the_rule_says_that_it_judges_no
 ) -> None:
     found, judge = alerts(tmp_path / "run", "loss nan", steps=even_steps(20))
     assert found == []
-    assert judge.unjudged == {"loss nan": "no step tells its loss, and no line prints it"}
+    assert judge.unjudged == {"loss nan": "no step reports loss, and no printed line has it"}
 
 
 def held(bits: dict[range, int]) -> list[Sample]:
@@ -220,7 +220,7 @@ def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_s
     host = Device("process:1", "process", "python", "process")
     blind = Judge(rules, devices={host.id: host})
     blind.feed(rows)
-    assert blind.hopeless == {"energy > 5 Wh": "no device tells its energy"}
+    assert blind.hopeless == {"energy > 5 Wh": "no device reports its energy"}
     assert Judge(rules, devices={host.id: host, GPU.id: GPU}).hopeless == {}
     assert Judge(rules, devices={}).hopeless == {}  # none is known yet
 
@@ -228,9 +228,9 @@ def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_s
 @pytest.mark.parametrize(
     ("seconds", "rule", "lacks"),
     [
-        (59, "tokens_per_s < -20%", "takes 5 stretches of 10 s, and one more; 5 seen"),
+        (59, "tokens_per_s < -20%", "needs 5 stretches of 10 s, and one more; 5 seen"),
         (61, "tokens_per_s < -20%", ""),
-        (9, "tokens_per_s < 5", "no stretch of 10 s was seen whole"),
+        (9, "tokens_per_s < 5", "no stretch of 10 s has ended yet"),
         (11, "tokens_per_s < 5", ""),
     ],
 )

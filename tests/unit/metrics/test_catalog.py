@@ -79,9 +79,9 @@ def test_the_catalogue_of_a_run_has_no_metric_of_another_scope() -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("training.eval_loss", "only a comparison has it: erg compare"),
-        ("memory.hf_peak_bytes", "only a cell of a bench has it: erg bench run"),
-        ("analysis.nki_frac", "only a Trainium analysis has it: erg analyze"),
+        ("training.eval_loss", "only comparisons have this: erg compare"),
+        ("memory.hf_peak_bytes", "only bench cells have this: erg bench run"),
+        ("analysis.nki_frac", "only Trainium analyses have this: erg analyze"),
     ],
 )
 def test_a_metric_of_another_scope_is_absent_from_a_run_with_the_reason(key: str, why: str) -> None:
@@ -201,7 +201,7 @@ def test_positions_are_read_from_text() -> None:
     assert positions("analyze json 40 in % as mfu_percent") == {
         "analyze json": Position(40, "%", "mfu_percent")
     }
-    with pytest.raises(ValueError, match="no position in a view: 'card in energy'"):
+    with pytest.raises(ValueError, match="not a position in a view: 'card in energy'"):
         positions("list 5; card in energy")
 
 

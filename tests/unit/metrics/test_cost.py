@@ -132,7 +132,7 @@ def test_ranks_that_told_nothing_have_devices_that_nobody_counted(tmp_path: Path
     )
     assert "3 of which recorded no steps" in why(run, "gpu", price_per_gpu_hour=2)
     assert found(run, "gpu", price_per_gpu_hour=2, num_devices=4).value == pytest.approx(0.08)
-    assert "told no steps" in why(
+    assert "recorded no steps" in why(
         run, "gpu_per_million_tokens", price_per_gpu_hour=2, num_devices=4
     )
 

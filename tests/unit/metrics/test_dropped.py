@@ -102,4 +102,4 @@ def test_rows_of_several_steps_give_the_same_rates(tmp_path: Path) -> None:
     for key in (*RATES, "time.step_median_s", "time.step_p95_s"):
         assert reading(several, key).value == pytest.approx(reading(one, key).value)
     assert "over 40 steps (10 rows)" in reading(several, "tokens.total").note
-    assert "rows stand for up to 4 steps" in reading(several, "time.step_median_s").note
+    assert "rows cover up to 4 steps" in reading(several, "time.step_median_s").note

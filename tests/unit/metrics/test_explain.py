@@ -225,7 +225,7 @@ def test_a_card_whose_clock_nobody_states_has_no_clock_step_and_the_reason_is_to
     run = phase_run("full_bf16_1b")
     found = explained(run, flops=full, warmup_steps=2, device=device)
     assert "clock" not in shares(found)
-    assert found.missing["peak_clock_hz"].startswith("no source for the clock that the peak of ")
+    assert found.missing["peak_clock_hz"].startswith("no source for the clock of the peak of ")
     assert name in found.missing["peak_clock_hz"]
 
 

@@ -25,7 +25,7 @@ GPUS = [
     for index, id_ in enumerate(WATTS)
 ]
 PACKAGE = Device("cpu:0", "cpu", "Test CPU", "rapl")
-NOBODY = "no process of the run was on it"
+NOBODY = "no process of the run used it"
 BOTH_J = 10 * (300 + 70)
 
 

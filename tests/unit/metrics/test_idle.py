@@ -67,7 +67,7 @@ def test_other_conditions_are_said_first_and_a_quick_one_says_so(tmp_path: Path)
 def test_where_a_calibration_measures_no_idle_power_it_is_no_cure(tmp_path: Path) -> None:
     amd = Device("ff-1", "gpu", "AMD Instinct MI300X", "amd", FACTS)
     said = reason(run_on(tmp_path / "run", amd), "energy.idle_w")
-    assert "`erg calibrate` measures the idle power of NVIDIA GPUs alone" in said
+    assert "`erg calibrate` measures idle power of NVIDIA GPUs only" in said
     assert "meter.phase('idle')" in said
     assert "run `erg calibrate`" not in said
 

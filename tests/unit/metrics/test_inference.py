@@ -229,8 +229,8 @@ def test_twenty_answers_and_ten_time_outs_are_over_the_time_of_all_thirty(tmp_pa
     for kind in ("ttft", "tpot", "e2e"):
         why = reason(run, f"latency.{kind}_p95_s")
         assert why == (
-            "10 of 30 requests have no latency (20 answered, 10 failed): were they the slowest,"
-            " the 95th percentile would be one of theirs"
+            "10 of 30 requests have no latency (20 answered, 10 failed): if they were the slowest,"
+            " the 95th percentile would fall among them"
         )
 
 
@@ -251,7 +251,7 @@ def test_a_percentile_is_withheld_where_failures_could_move_it_beyond_the_answer
     rows += [settled("failed: HTTP 500", n + 0.6, n + 0.7) for n in range(failed)]
     run = run_of(tmp_path / "run", steps=many(21), reported=rows, marks=LOAD)
     if highest == "withheld":
-        assert "the median would be one of theirs" in reason(run, "latency.ttft_median_s")
+        assert "the median would fall among them" in reason(run, "latency.ttft_median_s")
         return
     found = reading(run, "latency.ttft_median_s")
     assert found.value == pytest.approx(0.011)
@@ -271,7 +271,7 @@ def test_gaps_of_failed_requests_count_as_many_as_an_answer_has(tmp_path: Path) 
     assert found.value == pytest.approx(0.0105)
     assert "were they the slowest, it would be 15.5 ms" in found.note  # the 15.5th of 30
     run = run_of(tmp_path / "two", steps=steps, reported=[*gaps, *answers, *one, *one], marks=LOAD)
-    assert "would be one of theirs" in reason(run, "latency.itl_median_s")  # the 20.5th of 40
+    assert "would fall among them" in reason(run, "latency.itl_median_s")  # the 20.5th of 40
 
 
 def test_a_load_of_which_every_request_failed_has_rates_of_zero(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_log_that_does_not_say_how_many_steps_a_line_has_counts_none(tmp_path:
     for key in ("job.steps", "job.lost_steps"):
         said = found[key]
         assert isinstance(said, Missing)
-        assert "how many steps a printed line stands for" in said.reason
+        assert "how many steps a printed line covers" in said.reason
 
 
 def test_damage_of_another_job_is_no_failure_of_the_one_asked_for(

@@ -103,8 +103,8 @@ def test_a_declared_count_that_the_program_gives_itself_is_said_not_to_be_used(
     declared = Settings(tokens_per_step=7, samples_per_step=9)
     own = run_of(tmp_path / "own", steps=even_steps(20, tokens_computed=5, samples=2))
     summary = summarize(own, declared)
-    assert "--tokens-per-step 7 is not used: the program gives its own tokens" in summary.notes
-    assert "--samples-per-step 9 is not used: the program gives its own samples" in summary.notes
+    assert "--tokens-per-step 7 is not used: the program reports its own tokens" in summary.notes
+    assert "--samples-per-step 9 is not used: the program reports its own samples" in summary.notes
     assert not any("not used" in note for note in summarize(own).notes)
     silent = run_of(tmp_path / "silent", steps=even_steps(20))
     assert not any("not used" in note for note in summarize(silent, declared).notes)

@@ -46,7 +46,7 @@ def test_the_mark_at_the_end_counts_where_the_program_was_never_read(tmp_path: P
 def test_a_mark_from_before_the_first_reading_says_so(tmp_path: Path) -> None:
     found = reading(program(tmp_path / "run", (50, 700), (60, 700)), "memory.process_peak_bytes")
     assert found.value == 700 * MB
-    assert "it stood so high at the first reading already" in found.note
+    assert "it was already this high at the first reading" in found.note
 
 
 def test_several_processes_together_may_hold_more_than_any_one_ever_did(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_run_without_marks_says_that_its_readings_may_have_missed_the_peak(
 ) -> None:
     found = reading(program(tmp_path / "run", (9, None), (12, None)), "memory.process_peak_bytes")
     assert found.value == 12 * MB
-    assert "what was held between readings is not in it" in found.note
+    assert "peaks between readings are missed" in found.note
 
 
 def test_of_several_programs_the_fullest_is_named(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ TORCH = Device("torch:h:1:cuda:0", "allocator", "torch allocator on Test GPU", "
 
 
 def test_what_was_taken_and_never_needed_is_a_share_of_what_was_taken(tmp_path: Path) -> None:
-    """At its peaks torch had 30 MB in tensors of 40 MB taken, and 4 MB in pieces: 25 % in vain."""
+    """At its peaks torch had 30 MB in tensors of 40 MB taken, and 4 MB in pieces: 25 % unused."""
     samples = [
         Sample(S, TORCH.id, allocated_bytes=10 * MB, allocated_peak_bytes=12 * MB,
                reserved_bytes=20 * MB, split_bytes=4 * MB),

@@ -70,7 +70,7 @@ def test_all_devices_over_the_tokens_of_one_rank_is_no_figure(tmp_path: Path) ->
     found = results(run_of(tmp_path / "one", (0,)))
     for key in MIXED:
         assert isinstance(found[key], Missing), key
-        assert "3 of the 4 ranks told no steps" in found[key].reason
+        assert "3 of the 4 ranks recorded no steps" in found[key].reason
     whole = results(run_of(tmp_path / "all", range(4)))
     assert whole["energy.joules_per_token"].value == pytest.approx(5.0)
     assert whole["throughput.tokens_per_s_per_device"].value == pytest.approx(100)
@@ -155,8 +155,8 @@ def test_it_is_a_serious_finding_and_stands_on_the_card(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", (0,))
     (one,) = [f for f in fitness(evidence_of(run)).findings if f.check == "ranks"]
     assert one.weight == "serious"
-    assert "3 of the 4 ranks told no steps (1, 2, 3)" in one.seen
-    assert any("3 of the 4 ranks told no steps" in note for note in summarize(run).notes)
+    assert "3 of the 4 ranks recorded no steps (1, 2, 3)" in one.seen
+    assert any("3 of the 4 ranks recorded no steps" in note for note in summarize(run).notes)
     whole = run_of(tmp_path / "whole", range(4))
     assert not [f for f in fitness(evidence_of(whole)).findings if f.check == "ranks"]
     assert "3 of the 4" in reason(run, "energy.joules_per_token", warmup_steps=0)

@@ -149,6 +149,6 @@ def test_a_place_among_some_of_the_ranks_is_no_place(tmp_path: Path) -> None:
 
 def test_ranks_that_should_tell_the_same_and_do_not_are_named(tmp_path: Path) -> None:
     run = run_of_ranks(tmp_path / "run", 100, 70, settings={"layout": "tp=2"})
-    assert any("ranks 1 and 0 are laid out to work on the same" in n for n in summarize(run).notes)
+    assert any("ranks 1 and 0 share their tokens by the layout" in n for n in summarize(run).notes)
     same = run_of_ranks(tmp_path / "same", 100, 100, settings={"layout": "tp=2"})
     assert not any("laid out" in note for note in summarize(same).notes)

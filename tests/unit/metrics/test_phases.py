@@ -141,4 +141,4 @@ def test_of_several_ranks_the_spans_are_those_of_the_one_that_told_the_most(tmp_
     run = Run.open(path)
     assert reading(run, "energy.train_j").value == pytest.approx(10 * 500, rel=0.03)
     assert reading(run, "energy.eval_j").value == pytest.approx(4 * 300, rel=0.03)
-    assert "told the most of 2" in reading(run, "energy.train_j").note
+    assert "most spans of 2" in reading(run, "energy.train_j").note

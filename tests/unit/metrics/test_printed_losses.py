@@ -67,7 +67,9 @@ def test_a_printed_loss_that_is_none_is_an_alert_where_the_steps_tell_none(tmp_p
         (15, "loss nan at step 14, as printed", False),
         (18, "loss 2.3 at step 17, as printed", True),
     ]
-    assert judge.unjudged == {"grad_norm nan": "no step tells its grad norm, and no line prints it"}
+    assert judge.unjudged == {
+        "grad_norm nan": "no step reports grad norm, and no printed line has it"
+    }
 
 
 def test_what_a_step_tells_goes_before_what_is_printed(tmp_path: Path) -> None:

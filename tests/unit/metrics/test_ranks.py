@@ -309,7 +309,7 @@ def test_older_runs_whose_writers_share_a_device_say_that_it_is_one_of_theirs(
     run = run_that_cost(tmp_path / "run", (shared, 0.1), (shared, 0.3))
     found = reading(run, "overhead.cpu_frac")
     assert found.value == pytest.approx(0.3 / 20)
-    assert "of the one that cost most of 2 writers" in found.note
+    assert "only of the most expensive of 2 writers" in found.note
     assert "together" not in found.note
 
 

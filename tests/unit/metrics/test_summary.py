@@ -81,7 +81,7 @@ def test_step_time_is_the_reciprocal_of_steps_per_second_and_so_is_its_interval(
     assert step_s.value == pytest.approx(1 / per_s.value)
     assert step_s.low == pytest.approx(1 / per_s.high)
     assert step_s.high == pytest.approx(1 / per_s.low)
-    assert step_s.note.startswith("window / steps, what lies between steps included; over 60 steps")
+    assert step_s.note.startswith("window / steps, time between steps included; over 60 steps")
 
 
 def test_four_steps_are_too_few_for_an_interval(tmp_path: Path) -> None:

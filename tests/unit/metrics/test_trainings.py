@@ -76,7 +76,7 @@ def test_who_checks_or_explains_two_at_once_is_told_how_to_name_one(
     add_writer(run, steps=even_steps(20, seconds=0.5, tokens_computed=10), header=training("B"))
     for command in ("check", "explain"):
         said = " ".join(erg(command, run)[1].split())
-        assert "2 trainings in this run, each with figures of its own: name one" in said
+        assert "2 trainings in this run, each with its own metrics: choose one" in said
         assert "no steps were seen" not in said
     second = Run.open(run).trainings.index("B") + 1  # both began at the same instant
     assert "over 20 steps in 10 s" in " ".join(erg("check", run, "--training", second)[1].split())

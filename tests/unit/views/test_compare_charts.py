@@ -128,7 +128,7 @@ def test_which_way_is_better_is_said_of_each_axis() -> None:
 def test_a_rate_of_zero_is_left_out_of_the_front_and_told() -> None:
     stuck = run("c", 0, 0.0, 3.0)
     made = charts(compared(*TWO, stuck))
-    assert "no tokens/s to compare in c: no ratio of a value that is not above 0" in (
+    assert "no tokens/s to compare in c: a value is 0: a ratio needs values above 0" in (
         made["pareto"].reason
     )
     # With memory there are two figures that all have.

@@ -283,7 +283,7 @@ def test_without_a_model_there_is_no_training(tmp_path: Path) -> None:
 
 
 def test_a_key_that_stands_twice_is_an_error_with_both_lines(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"run.yaml, line 5: 'lr' is in line 3 already"):
+    with pytest.raises(UsageError, match=r"run.yaml, line 5: 'lr' is also in line 3"):
         read(tmp_path, MODEL + "train:\n  lr: 1\n  seed: 1\n  lr: 2")
 
 

@@ -1,13 +1,13 @@
 """MFU and bandwidth against what `erg calibrate` measured on the same device.
 
-MFU of the achievable = model FLOP/s of a device / FLOP/s that `erg calibrate` measured in the type
-computed in. It shows what is left to gain on this machine, where MFU compares with the datasheet.
+MFU of the achievable = model FLOP/s of a device / FLOP/s that `erg calibrate` measured in the run's
+dtype. It shows what is left to gain on this machine, while MFU compares with the datasheet.
 (The "maximum achievable matmul FLOPS" of Stas Bekman's Machine Learning Engineering; an H200
 reaches about 80 % of its datasheet in bf16.)
 
 A run is compared with the calibration in its own header, which is of the very device it ran on,
-never of a device of the same name. The note has its date and conditions, and begins with what
-differs from the run's (a power limit, a driver).
+never of another device of the same name. The note has the calibration's date and conditions, and
+begins with those that differ from the run's (power limit, driver).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ABOVE_PEAK = (
     "the calibration is faster than the peak: the peak or its dtype is wrong, or the clock was"
     " above the datasheet's"
 )
-# What a rate hangs on, as a device's facts and a calibration's conditions name it, with its unit.
+# Conditions that rates depend on: the key in facts and conditions, its name, and its unit.
 _HANGS_ON = {"power_limit_w": ("power limit", " W"), "driver": ("driver", "")}
 
 
 def achievable_flops_per_s(evidence: Evidence) -> Reading:
-    """FLOP/s that the run's devices reached in its dtype when calibrated; mean over devices."""
+    """FLOP/s that calibration measured on the run's devices in its dtype; mean over devices."""
     dtype = evidence.settings.dtype or ("" if evidence.devices("gpu") else "fp32")
     if not dtype:
         raise NotMeasurable(NO_DTYPE)
@@ -72,8 +72,8 @@ def achievable_of_peak_frac(evidence: Evidence) -> Reading:
 
 
 def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
-    """Bytes that a step must move per second, over the calibrated bandwidth."""
-    each = of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
+    """Bytes that the run must move per second / the calibrated memory bandwidth."""
+    each = of_run(evidence, FLOPS_PER_S)  # first, as its reason names what the run lacks
     chosen = evidence.flops[0]
     if chosen.bytes_per_step is None:
         raise NotMeasurable(NO_BYTES.reason)
@@ -90,7 +90,7 @@ def _share(rate: Reading, achievable: Reading) -> Reading:
 
 
 def _mean(evidence: Evidence, table: str, name: str) -> Reading:
-    """A rate of the calibrations, of all devices of the run on average; all of them or none."""
+    """A calibrated rate, mean over the run's devices. NotMeasurable if one device has none."""
     devices = evidence.devices("gpu") or evidence.devices("node")
     if not devices:
         raise NotMeasurable(
@@ -148,7 +148,7 @@ def _rate(device: Device, calibration: Calibration, table: str, name: str) -> Ca
 
 
 def differences(calibrated: list[tuple[Device, Calibration]]) -> Iterator[str]:
-    """Conditions that differ between calibration and run, as texts."""
+    """Yield a text for each condition that differs between calibration and run."""
     for device, calibration in calibrated:
         for fact, (word, unit) in _HANGS_ON.items():
             then, now = calibration.conditions.get(fact), device.facts.get(fact)

@@ -4,13 +4,13 @@ No factor has a default. Each comes from the user, or from the table by a region
 names, with its source; without a grid intensity there is no carbon metric. (CodeCarbon without a
 network assumes Canada; carbontracker multiplies by a PUE that is not stated.)
 
-Location-based and market-based intensity are never mixed: a market-based figure can be zero beside
-a coal plant, so it has keys of its own. Embodied carbon is spread over the devices' hours, and
-added only in a metric that says so in its name.
+Location-based and market-based intensity are never mixed: a market-based value can be zero next to
+a coal plant, so it has its own keys. Embodied carbon is spread over the devices' lifetime, and is
+added only in the metric whose name says so.
 
 Rent and electricity are never added: the price of a rented GPU-hour includes power and cooling,
-while the owner of a GPU pays for electricity apart. Costs per token are of the window, as all rates
-are. Rent runs on outside it: `cost.gpu_whole_run` covers all the time that was watched.
+while the owner of a GPU pays for electricity separately. Costs per token are of the window, like
+all rates. Rent is also due outside the window: `cost.gpu_whole_run` covers the recorded time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ergmeter.records import Reading, Window, mapped
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, number_of, scaled, significant
 
-# Device-hours. The number of devices is what was read of every rank, or what the user declares, and
-# never assumed to be 1: a Meter on one of several nodes reads only its own.
+# Device-hours. The number of devices is that sampled for all ranks, or the user's. It is never
+# assumed to be 1: a Meter on one of several nodes samples only its own node.
 
 _S_PER_H = 3600.0
 
 
 def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> tuple[float, str]:
-    """The devices of a run times the length of a window in hours; and both in words."""
+    """Return the number of devices x the window's hours, and the text of that product."""
     devices, how = _devices(evidence)
     count = f"{number_of(devices, 'device')} ({how})"
     return devices * window.duration_s / _S_PER_H, f"{count} x {duration(window.duration_s)}"
@@ -75,7 +75,7 @@ _NO_INTENSITY = {
 def co2e_g(evidence: Evidence, by: str = "grid") -> Reading:
     """Grams of CO2 equivalent for the energy of the window.
 
-    `by` the grid where it was drawn, or the "market": the electricity contract.
+    `by`: "grid" for the intensity of the local grid, "market" for that of the power contract.
     """
     g_per_kwh = getattr(evidence.settings, f"{by}_g_per_kwh")
     if g_per_kwh is None:
@@ -85,7 +85,7 @@ def co2e_g(evidence: Evidence, by: str = "grid") -> Reading:
 
 
 def _per_kwh(evidence: Evidence, amount: float, text: str, unit: str) -> Reading:
-    """The energy of the window and the building's overhead, times an amount per kWh."""
+    """The energy of the window x the building's overhead (PUE) x an amount per kWh."""
     used = run_j(evidence)
     pue, building = building_of(evidence)
     note = f"{scaled(used.value, 'J')} x {text}{building}; interval is the energy's alone"
@@ -93,7 +93,7 @@ def _per_kwh(evidence: Evidence, amount: float, text: str, unit: str) -> Reading
 
 
 def building_of(evidence: Evidence) -> tuple[float, str]:
-    """The PUE (1 if none was given), and the text of its factor in a note."""
+    """Return the PUE (1 if none was given), and its text for a note."""
     pue, source = evidence.settings.pue, evidence.settings.pue_source
     if pue is None:
         return 1.0, "; the building's overhead is not in it (no PUE was given)"
@@ -108,9 +108,9 @@ def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
 def per_million_tokens(
     metric: Metric, key: str, title: str, *, of_energy: bool = True, order: int | None = None
 ) -> Metric:
-    """A metric of the window per million of its tokens. `of_energy`: of all ranks' devices.
+    """Return `metric` per million tokens. `of_energy`: it needs the devices of all ranks.
 
-    `order`: on the card, where it is on it.
+    `order`: the position on the card; None: not on the card.
     """
 
     def compute(evidence: Evidence) -> Reading:
@@ -137,7 +137,7 @@ def per_million_tokens(
 
 
 def embodied_g(evidence: Evidence) -> Reading:
-    """The share of the devices' making that falls on the window, by its part of their hours."""
+    """The window's share of embodied carbon: device-hours of the window / lifetime x carbon."""
     settings = evidence.settings
     if settings.embodied_kg is None:
         raise NotMeasurable(
@@ -159,7 +159,7 @@ def embodied_g(evidence: Evidence) -> Reading:
 
 
 def co2e_with_embodied_g(evidence: Evidence) -> Reading:
-    """By the grid, with the share of the making."""
+    """Location-based carbon of the energy, plus the window's share of embodied carbon."""
     used, made = co2e_g(evidence), embodied_g(evidence)
     share = made.value / (used.value + made.value) if made.value else 0.0
     note = f"{100 * share:.3g} % of it from the making: {made.note}; the rest: {used.note}"
@@ -218,11 +218,11 @@ METRICS = [
 # Cost.
 
 UNIT = "price units"  # where no currency was given
-_WATCHED = "start, warm-up, evaluation and checkpoints included; time before and after it is not"
+_WATCHED = "start, warm-up, evaluation and checkpoints included; not the time before and after"
 
 
 def gpu(evidence: Evidence, *, is_whole_run: bool = False) -> Reading:
-    """The devices' rent for the window, or for all the time that was watched."""
+    """The devices' rent for the window, or for the whole run."""
     price = evidence.settings.price_per_gpu_hour
     if price is None:
         raise NotMeasurable("no price of a device was given: --price-per-gpu-hour with --currency")
@@ -233,7 +233,7 @@ def gpu(evidence: Evidence, *, is_whole_run: bool = False) -> Reading:
 
 
 def energy(evidence: Evidence) -> Reading:
-    """The bill for the energy of the window."""
+    """The cost of the energy of the window."""
     price = evidence.settings.price_per_kwh
     if price is None:
         raise NotMeasurable("no price of electricity was given: --price-per-kwh with --currency")
@@ -269,7 +269,7 @@ COST_METRICS = [
     _cost(
         "cost.gpu_whole_run",
         "cost of the devices, whole run",
-        formula="devices x time from the first hand-over to the last x price per GPU-hour",
+        formula="devices x time from the first record to the last x price per GPU-hour",
         needs=_RENT,
         compute=partial(gpu, is_whole_run=True),
         quantity="whole-run speed",

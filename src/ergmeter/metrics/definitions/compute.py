@@ -1,7 +1,7 @@
 """MFU, HFU and FLOP/s: how much of the hardware's arithmetic was used.
 
 MFU = FLOPs a token needs x tokens per second / (devices x dense peak of the type computed in).
-(PaLM, arXiv 2204.02311, appendix B.) HFU also counts what was computed again.
+(PaLM, arXiv 2204.02311, appendix B.) HFU also counts recomputed and padded work.
 
 Every reading names its convention, its peak with the source, and the spread over the other
 conventions. Nothing is clamped: a share above 1 is marked as impossible, with the most frequent
@@ -67,7 +67,7 @@ class NotApplicable(Missing):
 class TokenRate:
     """Tokens per second of all devices together, as measured or reported.
 
-    Of a model that reads no tokens: its samples or its steps, as `unit` says.
+    For a model that reads no tokens: samples or steps per second, as `unit` states.
     """
 
     tokens_per_s: float
@@ -76,14 +76,14 @@ class TokenRate:
     note: str
     low: float | None = None
     high: float | None = None
-    positions_per_token: float = 1.0  # that are computed: more than 1 where rows are padded
+    positions_per_token: float = 1.0  # computed positions: more than 1 if rows are padded
     unit: str = "token"  # or sample, or step
 
 
 def compute_results(
     flops: Sequence[Flops], rate: TokenRate, peak: Peak | Missing
 ) -> dict[str, Result]:
-    """Every reading about arithmetic. `flops`: under each convention, the chosen one first."""
+    """FLOP/s, MFU, HFU and the like. `flops`: under each convention, the chosen one first."""
     chosen = flops[0]
     per_token = flops_per_unit(chosen, rate.unit)
     counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
@@ -118,7 +118,7 @@ def compute_results(
 
 
 def _shares(each: float, low: float | None, high: float | None, basis: Basis) -> _Share:
-    """A rate as a share of a peak, with the edges that the rate has."""
+    """Return a function that turns a rate into its share of a peak, with the same interval."""
 
     def share(peak: Peak, value: float, against: float, note: str) -> Reading:
         edges = (None if edge is None else edge * value / each / against for edge in (low, high))
@@ -132,7 +132,7 @@ def _shares(each: float, low: float | None, high: float | None, basis: Basis) ->
 def _without_peak(
     peak: Missing, chosen: Flops, rate: TokenRate, each: float, share: _Share
 ) -> dict[str, Result]:
-    """The results that are possible without a peak of the dtype."""
+    """The results that are possible if the device's peak for the dtype is unknown."""
     wide = peak.bf16 if isinstance(peak, NoPeak) else None
     dtype = peak.dtype if isinstance(peak, NoPeak) else ""
     results: dict[str, Result] = dict.fromkeys((MFU, HFU, ALL_WORK, MFU_BF16, BANDWIDTH), peak)
@@ -159,17 +159,17 @@ def assumed(chosen: Flops, prefix: str) -> list[str]:
 
 
 def _declared_note(chosen: Flops) -> str:
-    """The declared figures in a FLOP count, for a note."""
+    """The user-declared values that a FLOP count uses, for a note."""
     return "".join(f" with {figure}" for figure in assumed(chosen, _DECLARED))
 
 
 def _attention(chosen: Flops) -> str:
-    """Which pairs are in a count that has no convention's rule for them."""
+    """For a note: which attention pairs were counted, if the convention does not define that."""
     return "".join(f" ({_ATTENTION}{pairs})" for pairs in assumed(chosen, _ATTENTION))
 
 
 NO_BYTES = NotApplicable(
-    "the bytes that a step moves were not counted; they limit inference: pass --model-config with"
+    "the bytes that a step moves are counted for inference only: pass --model-config with"
     " --phase decode"
 )
 NO_DTYPE = (
@@ -180,11 +180,11 @@ NO_DTYPE = (
 
 def _one_peak(dtype: str) -> NotApplicable:
     which = f"the matmuls are in {dtype}" if dtype else "the dtype of the matmuls was not given"
-    return NotApplicable(f"{which}: {MFU} is the share of the only peak")
+    return NotApplicable(f"{which}: only fp8, fp4 and int8 have a second peak; see {MFU}")
 
 
 def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
-    """Bytes that had to be moved, over time, of what the memory can do."""
+    """The memory bandwidth that was needed, as a share of the device's peak bandwidth."""
     if chosen.bytes_per_step is None or not chosen.tokens_per_step:
         return NO_BYTES
     if peak.bandwidth_bytes_per_s is None:
@@ -209,7 +209,7 @@ def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
 
 
 def flops_per_token(flops: Flops) -> float:
-    """Model FLOPs of a token, on the average of the step they were counted for."""
+    """Model FLOPs per token: those of the counted step / its tokens."""
     if not flops.tokens_per_step:
         raise NotMeasurable(
             "the FLOPs of a step were given without its tokens: pass tokens_per_step in Flops(...)"
@@ -218,7 +218,7 @@ def flops_per_token(flops: Flops) -> float:
 
 
 def flops_per_unit(flops: Flops, unit: str) -> float:
-    """Model FLOPs of a token, a sample or a step."""
+    """Model FLOPs per `unit`: token, sample or step."""
     if unit == "token":
         return flops_per_token(flops)
     per_step = flops.samples_per_step if unit == "sample" else 1
@@ -226,14 +226,14 @@ def flops_per_unit(flops: Flops, unit: str) -> float:
 
 
 def _bound(chosen: Flops) -> str:
-    """That products are missing from a count, and which."""
+    """For a note: the matmuls that the count lacks, which makes it a lower bound; else ""."""
     if not chosen.not_counted:
         return ""
     return f"a lower bound, as these were not counted: {', '.join(chosen.not_counted)}; "
 
 
 def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
-    """FLOPs with recomputation and padding, of the model's. NotMeasurable where not known."""
+    """FLOPs with recomputation and padding / the model's. NotMeasurable if unknown."""
     if chosen.hardware_per_step is None:
         raise NotMeasurable(
             "recomputation is unknown: the FLOP count has no hardware_per_step; pass"
@@ -247,13 +247,13 @@ def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
                 f"{percent(padding / (1 + padding))} of the positions are padding, and the FLOP"
                 " count has no cost of one (hardware_per_padding)"
             )
-        # Padding goes through every layer and meets nothing: attention is that of the tokens.
+        # Padding passes through every layer, but adds no attention pairs.
         ratio += padding * chosen.hardware_per_padding / flops_per_token(chosen)
     return ratio
 
 
 def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
-    """Every part of what is computed, over the peak; at least that where a part is not known."""
+    """All computed FLOPs as a share of the peak; a lower bound if a part is unknown."""
     missing = list(chosen.not_counted)
     ratio = or_missing(_hardware_ratio, chosen, rate)
     if isinstance(ratio, Missing):
@@ -294,7 +294,7 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
 
 
 def _nothing_twice(chosen: Flops) -> str:
-    """What is known not to be computed beside the model, for a note."""
+    """For the note of an HFU that equals MFU: what is known about work beside the model."""
     if chosen.other_work:
         beside = " and ".join(part.name for part in chosen.other_work)
         return f"no recomputation; {beside}: see {ALL_WORK}"
@@ -321,14 +321,14 @@ def _against_bf16(
     return share(peak, each, peak.bf16_flops_per_s, note)
 
 
-# A count that is further than this from the chosen one is of something else, such as all experts.
+# A count beyond this factor of the chosen one counts something else, such as all experts.
 _COMPARABLE = 2.0
 
 
 def _spread(
     flops: Sequence[Flops], *, rate: TokenRate | None = None, peak: Peak | None = None
 ) -> str:
-    """The FLOPs or MFU under the other conventions, for a note: lowest, highest, outliers."""
+    """For a note: lowest, highest and outlying FLOPs (or MFU) under the other conventions."""
     if len(flops) == 1:
         return ""
     chosen = flops_per_token(flops[0])
@@ -350,14 +350,14 @@ def _spread(
     return f"{words}; more than a factor of 2 away: {ends(far)}" if far else words
 
 
-_ONE_DECIMAL_FROM = 0.1  # from which on a tenth of a percent tells figures apart
+_ONE_DECIMAL_FROM = 0.1  # from here on, one decimal of a percent is enough
 
 # Results of a run.
 
 
 @cached_result
 def run_results(evidence: Evidence) -> dict[str, Result]:
-    """All results about arithmetic of a run."""
+    """FLOP/s, MFU, HFU and the like of a run."""
     if not evidence.flops:
         raise NotMeasurable(
             evidence.run.no_flops
@@ -382,7 +382,7 @@ def run_results(evidence: Evidence) -> dict[str, Result]:
 
 
 def _speed(evidence: Evidence) -> tuple[str, Reading]:
-    """Tokens per second; of a model that reads none its samples or, at the least, its steps."""
+    """Return the unit and its rate: tokens, or samples or steps of a model without tokens."""
     chosen = evidence.flops[0]
     if chosen.tokens_per_step or chosen.engine != "counted":
         return "token", tokens_per_s(evidence)
@@ -394,9 +394,9 @@ def _speed(evidence: Evidence) -> tuple[str, Reading]:
 
 
 def _flops_per_step(evidence: Evidence) -> Reading:
-    """Model FLOPs of a step of all ranks, by the tokens, samples or steps it has."""
+    """Model FLOPs of a step, all ranks together, from its number of tokens, samples or steps."""
     if not evidence.flops:
-        run_results(evidence)  # says why
+        run_results(evidence)  # raises with the reason
     chosen = evidence.flops[0]
     unit, speed = _speed(evidence)
     value = flops_per_unit(chosen, unit) * speed.value / steps_per_s(evidence).value
@@ -406,7 +406,7 @@ def _flops_per_step(evidence: Evidence) -> Reading:
 
 
 def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
-    """The number of devices, and the peak of one or why there is none."""
+    """Return the number of devices, and the peak of one device or why it is unknown."""
     settings = evidence.settings
     gpus = evidence.devices("gpu")
     nodes = evidence.devices("node")
@@ -423,7 +423,7 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
 
 
 def _device_peak(evidence: Evidence, gpus: list[Device], nodes: list[Device]) -> Peak | NoPeak:
-    """The peak of the device that the user named, whichever was sampled; else of those sampled."""
+    """The peak of the device that the user named; otherwise of the GPUs or the CPU sampled."""
     device, dtype = evidence.settings.device, evidence.settings.dtype
     if device is None and not gpus:
         return _cpu_peak(nodes, dtype)
@@ -446,7 +446,7 @@ def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
     facts = nodes[0].facts
     peaks = facts.get("cpu_peak_flops_per_s") or {}
     wanted = dtype or "fp32"
-    # Without a unit for a shorter type a CPU widens it to fp32.
+    # A CPU without units for a 16-bit type computes it in fp32.
     flops_per_s = peaks.get(wanted) or (peaks.get("fp32") if wanted in ("bf16", "fp16") else None)
     if flops_per_s is None:
         why = facts.get("no_cpu_peak", f"the CPU's {wanted} peak was not recorded")

@@ -1,11 +1,10 @@
-"""Energy of a run: joules, watts, joules per token, by device, with how they are known.
+"""Energy of a run: joules, watts and joules per token, in total and by device.
 
-Counter differences come first, integrated power second, and a sum over devices names both. The
-energy of a lost or silent device is not guessed: the sum is then absent, with the known part in its
-reason.
+Energy counters are used first, integrated power second; the note of a sum names both. The energy of
+a device without readings is not guessed: the sum is then absent, and its reason has the known part.
 
-The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. The rest
-of the node is not in it.
+What is measured is whole boards: accelerators if there are any, else CPU packages and DRAM. The
+rest of the node is not included.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from ergmeter.metrics.evidence.samples import cached_result, sampled, why_absent
 from ergmeter.records import Basis, Device, Missing, Reading, mapped, or_missing, or_none, weakest
 from ergmeter.units import J_PER_WH, number_of
 
-_ROUNDING = 1e-9  # of a mean that is as high as the highest reading
+_ROUNDING = 1e-9  # tolerance when a mean is compared with the highest reading
 
 
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
-    """The sum over devices, or the reason why there is none and the part that is known."""
+    """The energy of all devices together. If one is unknown, NotMeasurable has the known part."""
     devices = counted_once(devices)
     results = [or_missing(device_drawn, evidence, device) for device in devices]
     measured = [part for part in results if not isinstance(part, Missing)]
@@ -69,7 +68,7 @@ def run_j(evidence: Evidence) -> Reading:
 
 
 def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
-    """With the GPUs that are left out, and those that count although their use is unknown."""
+    """Add to the note which GPUs are left out, and which count although their use is unknown."""
     unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
     note = reading.note
     note += f"; left out, not used by this run: {gpu_names(unused)}" if unused else ""
@@ -80,7 +79,7 @@ def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
 
 
 def _of_kind(evidence: Evidence, kind: str) -> Reading:
-    """Energy of all devices of a kind. A module holds devices that are counted elsewhere."""
+    """Energy of all devices of a kind, such as "cpu"."""
     reading = total(evidence, sampled(evidence, kind))
     return _of_the_run(evidence, reading) if kind == "gpu" else reading
 
@@ -93,7 +92,7 @@ def device_j(evidence: Evidence, device: Device) -> Reading:
 def _scaled(
     reading: Reading, factor: float, unit: str, note: str = "", basis: Basis = "measured"
 ) -> Reading:
-    """A reading times a factor that is known on a basis."""
+    """A reading times a factor; `basis`: that of the factor."""
     together = "; ".join(part for part in (note, reading.note) if part)
     basis = weakest(reading.basis, basis)
     return mapped(reading, lambda edge: edge * factor, unit=unit, basis=basis, note=together)
@@ -105,7 +104,7 @@ def mean_w(evidence: Evidence) -> Reading:
 
 
 def _over_time(evidence: Evidence, energy: Reading) -> Reading:
-    """Mean power. The device may have trained in cuts of uncertain beginning, so time is open."""
+    """Mean power. Uncertain cuts, in which the device may have trained, lower the lower bound."""
     window = evidence.span
     power = _scaled(energy, 1 / window.duration_s, "W")
     if power.low is None or not window.uncertain_s:
@@ -123,7 +122,8 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """The highest power reading of one device in the window.
 
-    In a short window no reading may be as high as the energy says that the mean was.
+    In a short window every reading may be below the mean power that the energy counter gives. Then
+    the mean is returned if its interval allows it; else NotMeasurable is raised.
     """
     power = evidence.series("power_w").get(device.id)
     if power is None:
@@ -153,11 +153,11 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
 
 
 def peak_w(evidence: Evidence) -> Reading:
-    """The sum of the devices' highest readings: an upper bound where there are several."""
+    """The sum of the devices' highest power readings; an upper bound if there are several."""
     peaks = [device_peak_w(evidence, device) for device in boundary(evidence)]
     several = f"sum of {len(peaks)} devices' own peaks, an upper bound; " if len(peaks) > 1 else ""
     basis = weakest(*(peak.basis for peak in peaks))
-    # Of the one that is known least, where they differ.
+    # The note of the device with the weakest basis.
     note = next(peak.note for peak in peaks if peak.basis == basis)
     return Reading(sum(peak.value for peak in peaks), "W", basis, note=several + note)
 
@@ -177,7 +177,7 @@ def joules_per_token(evidence: Evidence) -> Reading:
 
 
 def joules_per_10k_tokens(evidence: Evidence) -> Reading:
-    """Energy over tokens of the same window, for ten thousand."""
+    """Energy per ten thousand tokens of the same window."""
     return _scaled(joules_per_token(evidence), 10_000, "J")
 
 

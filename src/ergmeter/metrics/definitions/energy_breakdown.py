@@ -1,12 +1,12 @@
 """Energy of single steps, of phases, and above the idle baseline.
 
 A counter that refreshes ten times a second, read at both ends of a 20 ms step, shows 0 J four times
-and 60 J the fifth. So a step's energy is a difference of the devices' energy curves at its ends.
-Steps side by side add up to the counter. How far each edge may be off is the step's own
-uncertainty, which for a short step is most of it.
+and 60 J the fifth. So a step's energy is the difference of the devices' energy curves between its
+ends, and consecutive steps add up to the counter. The uncertainty of both ends is the step's
+uncertainty; for a short step it is most of the value.
 
-Of several ranks, the steps of the rank with the most rows are used: all ranks make a step together,
-with all devices. Requests are no steps: they differ in length, and overlap.
+With several ranks, the steps of the rank with the most rows are used: all ranks make a step
+together, with all devices. Requests have no such energy: they differ in length, and overlap.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ergmeter.units import NS_PER_S, duration, number_of, scaled
 
 # Energy by phase (`metrics.phases`). The parts add up to the whole run.
 #
-# The sensor places joules to one refresh. All edges may be off by half a refresh either way, which
-# is in the interval. Where spans and gaps are shorter than that, the sensor can't tell which of the
-# two drew more: all that the smaller has may belong to the other.
+# The sensor resolves time to one refresh. All edges may be off by half a refresh either way, which
+# the interval includes. If spans and gaps are shorter than that, the sensor can't separate them:
+# all the energy of the smaller one may belong to the other.
 
 
 def _part_j(evidence: Evidence, phase: str) -> Reading:
-    """The energy of the instants that belong to a phase."""
+    """The energy of a phase in the whole run."""
     if not len(spans_of(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
     need_all_rows(evidence)
@@ -62,7 +62,7 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
 def _device_part(
     evidence: Evidence, device: Device, phase: str
 ) -> tuple[float, float, float, Basis]:
-    """Energy of one device in a phase, its lower and upper bound, and its basis."""
+    """Return one device's energy in a phase, the lower and upper bound, and the basis."""
     order = precedence(evidence)
     rank = order.index(phase)
     before, upto = union_of(evidence, *order[:rank]), union_of(evidence, *order[: rank + 1])
@@ -86,7 +86,7 @@ def _device_part(
 
 
 def _rest_j(evidence: Evidence) -> Reading:
-    """Energy outside of all spans: start-up, pauses, the end."""
+    """Energy outside of all recorded spans: start-up, pauses, the end of the run."""
     if not len(union_of(evidence, *PRECEDENCE)[0]):
         raise NotMeasurable("no span was recorded")
     need_all_rows(evidence)
@@ -109,7 +109,7 @@ def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
 
 @cached_for_kinds(BOUNDARY)
 def _parts(evidence: Evidence, device: Device) -> None:
-    """Computes all parts of a device while its samples are in memory."""
+    """Compute and cache the energy of every phase while a device's samples are in memory."""
     if evidence.from_output:
         return
     for phase in PRECEDENCE:
@@ -121,25 +121,25 @@ def _parts(evidence: Evidence, device: Device) -> None:
 
 def _how(evidence: Evidence) -> str:
     ranks = len(evidence.all_steps.lanes)
-    whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
+    whose = f"by the spans of the rank with the most spans of {ranks}; " if ranks > 1 else ""
     return f"{whose}each instant belongs to one phase: {', '.join(precedence(evidence))}"
 
 
 def _devices(evidence: Evidence) -> list[Device]:
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+        raise NotMeasurable("printed lines do not show when a phase began; a Meter does")
     return boundary(evidence)
 
 
 def _unresolved_j(curve: EnergyCurve, spans: Spans, half_ns: int) -> float:
-    """Joules that may belong to spans or to gaps shorter than a refresh between them."""
+    """Joules that a sensor can't assign: those of gaps between spans shorter than a refresh."""
     starts, ends = merged(spans[0] - half_ns, spans[1] + half_ns)
     own_j = _joules(curve, spans)
     return min(own_j, _joules(curve, (starts + half_ns, ends - half_ns)) - own_j)
 
 
 def _joules(curve: EnergyCurve, spans: Spans, by_ns: int = 0) -> float:
-    """Joules of all spans, moved by so much time."""
+    """Joules of all spans, with the spans moved by `by_ns`."""
     starts, ends = (edges + by_ns for edges in spans)
     return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
 
@@ -172,12 +172,12 @@ PHASE_METRICS = [
 ]
 
 
-# Idle and net energy. An idle GPU without a program draws less than one with a live context (77 and
-# 121 W on an H200), and only the second is what the run would have drawn had it done nothing. So
-# the baseline is watts with a live context: of idle spans of this run, or of a calibration of this
-# very device. Without either there is no net energy. A calibration beside other programs is
-# refused; one under other conditions says so. A run that drew less than its idle baseline is an
-# error of one of the two.
+# Idle and net energy. An idle GPU without a program uses less power than one with a live context
+# (77 and 121 W on an H200). Only the second is the baseline of a run that computes nothing. So the
+# baseline is watts with a live context, from idle spans of this run or from a calibration of this
+# very device. Without either there is no net energy. A calibration made beside other programs is
+# refused; if its conditions differ, a note says so. If a run used less than the idle baseline, the
+# run's energy or the baseline is wrong.
 
 # After a load a GPU takes about a second to come to rest, and its sensors a refresh more.
 SETTLE_S = 1.5
@@ -186,7 +186,7 @@ _CURE = "`with meter.phase('idle')` for some seconds of the run measures it"
 
 
 def idle_w(evidence: Evidence) -> Reading:
-    """Watts of the run's devices with a program on them that does nothing."""
+    """Idle power of the run's devices: with a program on them that computes nothing."""
     each = [_device_idle(evidence, device) for device in boundary(evidence)]
     value = sum(watts[0] for watts in each)
     notes = dict.fromkeys(watts[1] for watts in each)
@@ -205,9 +205,9 @@ def _device_idle(evidence: Evidence, device: Device) -> tuple[float, str, Basis]
 
 
 def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
-    """Idle watts of a device by its calibration, a note, and the basis."""
+    """Return a device's idle watts from its calibration, a note, and the basis."""
     if "calibration" not in device.facts and device.probe not in _CALIBRATED:
-        raise NotMeasurable("`erg calibrate` measures the idle power of NVIDIA GPUs alone")
+        raise NotMeasurable("`erg calibrate` measures idle power of NVIDIA GPUs only")
     calibration = calibration_of(device)
     idle = calibration.idle
     watts = None if idle is None else idle.counter_w or idle.power_w
@@ -226,7 +226,10 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
 
 
 def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
-    """The mean over idle spans, without the time a device takes to come to rest."""
+    """Return a device's idle watts from the run's idle spans, a note, and the basis.
+
+    The first 1.5 s of each span are left out, as the device has yet to come to rest.
+    """
     own = evidence.all_steps.of_phase("idle")
     if not len(own):
         raise NotMeasurable("the run has no idle span")
@@ -235,7 +238,7 @@ def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
     end_ns = lane["end_ns"].astype(np.int64)
     long_enough = end_ns > start_ns
     if not long_enough.any():
-        raise NotMeasurable(f"its idle spans are not longer than {duration(SETTLE_S)}")
+        raise NotMeasurable(f"no idle span is longer than {duration(SETTLE_S)}")
     curve, basis = curve_of(evidence, device)
     start_ns, end_ns = start_ns[long_enough], end_ns[long_enough]
     joules, _, _ = curve.over_each(start_ns, end_ns)
@@ -251,7 +254,7 @@ def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
 
 
 def net_j(evidence: Evidence) -> Reading:
-    """Energy beyond what the same devices would have drawn idle."""
+    """Energy of the window, minus what the same devices use when idle."""
     gross, idle = run_j(evidence), idle_w(evidence)
     base_j = idle.value * evidence.span.duration_s
     if gross.value < base_j:
@@ -322,14 +325,14 @@ class EachEnergy:
         self.basis: Basis = "measured"
 
     def add(self, evidence: Evidence, device: Device) -> None:
-        """Add what a device drew in each span."""
+        """Add a device's energy in each span."""
         curve, basis = curve_of(evidence, device)
         self._sums += np.stack(curve.over_each(*self._spans))
         self.basis = weakest(self.basis, basis)
 
 
 def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> EachEnergy:
-    """Energy of the run's devices in each of these spans; NaN where readings do not reach it."""
+    """Energy of the run's devices in each of these spans; NaN for spans without readings."""
     each = EachEnergy(start_ns, end_ns)
     for device in boundary(evidence):
         each.add(evidence, device)
@@ -346,7 +349,7 @@ def steps_energy(evidence: Evidence) -> EachEnergy:
 
 @cached_for_kinds(BOUNDARY)
 def _add_to_steps(evidence: Evidence, device: Device) -> None:
-    """Add what a device drew in each step, once."""
+    """Add a device's energy in each step; cached, so that it is added once."""
     _each_step(evidence).add(evidence, device)
 
 
@@ -357,10 +360,10 @@ def _each_step(evidence: Evidence) -> EachEnergy:
 
 
 def step_rows(evidence: Evidence) -> Steps:
-    """The steps whose energy is given. Raises NotMeasurable if there are none."""
+    """The steps whose energy is reported. Raises NotMeasurable if there are none."""
     rows = evidence.counted.longest  # or the reason why there are none
     if evidence.from_output:
-        raise NotMeasurable("a printed line does not say when its step began: a Meter does")
+        raise NotMeasurable("a printed line does not show when its step began; a Meter does")
     if not evidence.trains:
         raise NotMeasurable("no training steps: requests overlap, and differ in length")
     if (rows["steps"] > 1).any():
@@ -402,7 +405,7 @@ STEP_METRICS = [
 
 
 def export_tables(evidence: Evidence) -> dict[str, pa.Table]:
-    """The tables that have columns, by name, with all hosts on one clock as in the report."""
+    """The non-empty tables of a run by name, with all hosts on one clock as in the report."""
     tables = {name: evidence.run.to_arrow(name) for name in COLUMN_KINDS}
     tables = {name: table for name, table in tables.items() if table.num_columns}
     if "steps" in tables:

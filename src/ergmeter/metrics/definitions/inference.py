@@ -4,16 +4,16 @@ Tools define these differently. "ITL" is a mean per request in one and each gap 
 "tokens/s" may count prompts; a 99th percentile of 20 requests is the slowest of them. Here:
 
 - a request is a `prefill` span and the `decode` span of the same number;
-- TTFT is the length of the prefill span: to the first token; from when is in the note;
-- TPOT is (end of decode - its start) / (tokens generated - 1), one figure a request;
-- ITL is the gap between two chunks of a stream, one figure a gap: it shows the stalls that TPOT
+- TTFT is the length of the prefill span, which ends at the first token; the note names its start;
+- TPOT is (end of decode - its start) / (tokens generated - 1), one value per request;
+- ITL is the gap between two chunks of a stream, one value per gap: it shows the stalls that TPOT
   averages away. A chunk may hold several tokens;
-- end to end is from the same start to the last token;
-- the p-th percentile needs 100 / (100 - p) figures: 20 for the 95th, 100 for the 99th;
+- end to end is from the start of the prefill span to the last token;
+- the p-th percentile needs 100 / (100 - p) values: 20 for the 95th, 100 for the 99th;
 - rates are over the window from the first request offered to the last settled, answered or failed
-  (`evidence.requests`); goodput is good requests over it, SLO attainment good over all offered;
-- a failed request has no latency. A percentile is of the answered ones, and absent where it would
-  lie among the failed ones if those were the slowest.
+  (`evidence.requests`); goodput is good requests per second, SLO attainment good over all offered;
+- a failed request has no latency. A percentile is over answered requests. It is absent if it would
+  fall among the failed ones, were they the slowest.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from ergmeter.units import NS_PER_S, duration, number_of
 
 _CHUNKS = "a chunk with text stands for a token: the server sends no usage"
 _NO_LOAD = "this is not a run of `erg load`"
-_MANY_INDICES = 2.0**40  # more requests than one writer numbers
+_MANY_INDICES = 2.0**40  # above any request number of one writer
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of a run, each with its spans."""
+    """The requests of a run: row i of `prefill` and of `decode` is the same request."""
 
     prefill: Steps
     decode: Steps
@@ -61,12 +61,12 @@ class Requests:
 
     @property
     def e2e_s(self) -> FloatArray:
-        """From the start of each to its last token."""
+        """Seconds from the start of each request to its last token."""
         return (self.decode["end_ns"] - self.prefill["start_ns"]) / 1e9
 
 
 def prefills(evidence: Evidence) -> Steps:
-    """The prefill spans that count."""
+    """The prefill spans in the window; of a training run, all of them."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
     spans = rows.of_phase("prefill")
     if not len(spans):
@@ -76,7 +76,7 @@ def prefills(evidence: Evidence) -> Steps:
 
 
 def requests(evidence: Evidence) -> Requests:
-    """The requests that count, by the number that their two spans share."""
+    """The requests in the window: prefill and decode spans paired by their shared number."""
     prefill = prefills(evidence)
     rows = evidence.all_steps if evidence.trains else evidence.counted
     decode = rows.of_phase("decode")
@@ -93,7 +93,10 @@ def requests(evidence: Evidence) -> Requests:
 
 
 def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str]:
-    """Tokens of each decode span; where none was counted the chunks they came in, labelled."""
+    """Return the tokens of each decode span, their basis and a note.
+
+    If the server sends no usage, chunks are counted instead, and the note says so.
+    """
     chunks_count = bool(evidence.marked("assumed"))
     if not (chunks_count and np.isnan(decode["tokens_real"]).all()):
         need_usage(evidence, decode)
@@ -118,10 +121,10 @@ def _clock(evidence: Evidence) -> str:
 def _percentile(
     evidence: Evidence, values: FloatArray, q: float, what: str = "requests", per_request: float = 1
 ) -> tuple[float, str]:
-    """The q-th percentile of figures of which each answered request has `per_request`; and a note.
+    """Return the q-th percentile of values, `per_request` of each answered request, and a note.
 
-    Failed requests have no figure, nor have those in flight at the end. Were they the slowest, the
-    percentile would be a later one of the answered; if it were none of them it is withheld.
+    Failed requests and those in flight at the end have no value. The note gives the percentile if
+    they were the slowest; if it would fall among them, raises NotMeasurable.
     """
     needed = math.ceil(100 / (100 - q)) if q > 50 else 1  # one request is its own median
     if len(values) < needed:
@@ -134,7 +137,7 @@ def _percentile(
     rank = q / 100 * (len(values) + without * per_request - 1)
     name = "median" if q == 50 else f"{q:.0f}th percentile"
     if rank > len(values) - 1:
-        raise NotMeasurable(f"{who}: were they the slowest, the {name} would be one of theirs")
+        raise NotMeasurable(f"{who}: if they were the slowest, the {name} would fall among them")
     highest = float(np.interp(rank, np.arange(len(values)), np.sort(values)))
     share = f"{100 * without / len(load):.3g} %"
     note = f"; {who}, {share}: were they the slowest, it would be {duration(highest)}"
@@ -149,12 +152,12 @@ def _until_token(evidence: Evidence, waits_s: FloatArray, q: float, which: str) 
 
 
 def ttft_s(evidence: Evidence, q: float) -> Reading:
-    """Time to the first token."""
+    """Time from the start of a request to its first token: a percentile over requests."""
     return _until_token(evidence, prefills(evidence).duration_s, q, "first")
 
 
 def tpot_s(evidence: Evidence, q: float) -> Reading:
-    """Time per output token after the first: one figure a request."""
+    """Time per output token after the first: a percentile over requests, one value per request."""
     decode = requests(evidence).decode
     tokens, basis, label = generated(evidence, decode)
     several = tokens > 1
@@ -170,7 +173,7 @@ def tpot_s(evidence: Evidence, q: float) -> Reading:
 
 
 def itl_s(evidence: Evidence, q: float) -> Reading:
-    """Gap between chunks of a stream: one figure a gap."""
+    """Inter-token latency: a percentile of the gaps between chunks of a stream."""
     gaps_s = _gaps_s(evidence)
     decode = requests(evidence).decode
     value, failures = _percentile(
@@ -182,7 +185,7 @@ def itl_s(evidence: Evidence, q: float) -> Reading:
 
 
 def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
-    """For the note of ITL, which needs no count of tokens itself."""
+    """The tokens per chunk for the note of ITL, and the basis; ITL itself needs no token count."""
     try:
         tokens, basis, label = generated(evidence, decode)
     except NotMeasurable as reason:
@@ -210,12 +213,12 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
 
 
 def e2e_s(evidence: Evidence, q: float) -> Reading:
-    """From the start of a request to its last token."""
+    """Time from the start of a request to its last token: a percentile over requests."""
     return _until_token(evidence, requests(evidence).e2e_s, q, "last")
 
 
 def _served(evidence: Evidence) -> Requests:
-    """The answered requests, for rates over the window."""
+    """The answered requests. Raises NotMeasurable for a training run, whose window has none."""
     if evidence.trains:
         raise NotMeasurable("this run trains: its window is of training steps, not of requests")
     need_failures(evidence)
@@ -245,7 +248,7 @@ def _over_window(evidence: Evidence, amount: float, unit: str, basis: Basis, not
 
 
 def _answered(evidence: Evidence) -> int:
-    """Requests that were answered whole: 0 where all of a load failed."""
+    """The number of completely answered requests; 0 if every request of `erg load` failed."""
     load = evidence.offered
     return len(_served(evidence)) if load is None else load.answered
 
@@ -256,20 +259,20 @@ def _basis(evidence: Evidence) -> Basis:
 
 
 def requests_per_s(evidence: Evidence) -> Reading:
-    """Requests that were answered whole, over the window."""
+    """Completely answered requests per second of the window."""
     number = _answered(evidence)
     note = f"{number} answered whole"
     return _over_window(evidence, number, "requests/s", _basis(evidence), note)
 
 
 def failed_per_s(evidence: Evidence) -> Reading:
-    """Requests that failed, over the window."""
+    """Failed requests per second of the window."""
     number = _load(evidence).failed
     return _over_window(evidence, number, "requests/s", "measured", f"{number} failed")
 
 
 def offered_per_s(evidence: Evidence) -> Reading:
-    """The rate at which requests were offered: intervals between the first and the last, / time."""
+    """The rate of offered requests: (number - 1) / time from the first offered to the last."""
     load = _load(evidence)
     lasted_s = float(np.ptp(load.offered_ns)) / NS_PER_S if len(load) else 0.0
     if not lasted_s:
@@ -280,14 +283,14 @@ def offered_per_s(evidence: Evidence) -> Reading:
 
 
 def output_tokens_per_s(evidence: Evidence) -> Reading:
-    """Generated tokens over the window, the time of prefill included."""
+    """Generated tokens per second of the window, prefill time included."""
     tokens, basis, label = generated(evidence, _served(evidence).decode)
     note = f"tokens of whole answers over the window, prefill included{label}"
     return _over_window(evidence, float(tokens.sum()), "tokens/s", basis, note)
 
 
 def _good(evidence: Evidence) -> tuple[int, int, Basis, str]:
-    """Requests within every limit, those offered, the basis and a note."""
+    """Return the number of requests within every limit, the number offered, basis and note."""
     declared = evidence.marked("slo")
     if not declared:
         raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
@@ -309,7 +312,7 @@ def _good(evidence: Evidence) -> tuple[int, int, Basis, str]:
 
 
 def goodput_per_s(evidence: Evidence) -> Reading:
-    """Requests within every limit that was declared, over the window."""
+    """Requests within every declared limit, per second of the window."""
     number, _, basis, note = _good(evidence)
     return _over_window(evidence, number, "requests/s", basis, note)
 
@@ -322,7 +325,7 @@ def slo_attainment_frac(evidence: Evidence) -> Reading:
 
 
 def _need_end(evidence: Evidence) -> None:
-    """Refuse what needs the requests in flight at the end, where the end was not written."""
+    """Raise NotMeasurable for a load whose end is not recorded: requests in flight are unknown."""
     if evidence.offered and not evidence.marked(END_MARK):
         raise NotMeasurable(
             f"the run is {evidence.run.status}: requests in flight are recorded when a load ends"
@@ -330,7 +333,7 @@ def _need_end(evidence: Evidence) -> None:
 
 
 def in_flight_mean(evidence: Evidence) -> Reading:
-    """How many requests were under way, on average over the window (Little's law)."""
+    """The mean number of requests in flight over the window (Little's law)."""
     load = evidence.offered
     if load is None:
         total_s = float(_served(evidence).e2e_s.sum())
@@ -341,21 +344,21 @@ def in_flight_mean(evidence: Evidence) -> Reading:
 
 
 def count(evidence: Evidence) -> Reading:
-    """Requests that were answered whole."""
+    """The number of completely answered requests."""
     load = evidence.offered
     number = len(prefills(evidence)) if load is None else load.answered
     return Reading(number, "requests", _basis(evidence), note=evidence.window_note)
 
 
 def offered_count(evidence: Evidence) -> Reading:
-    """Requests that were offered after the warm-up."""
+    """The number of requests offered after the warm-up."""
     load = _load(evidence)
     _need_end(evidence)
     return Reading(len(load), "requests", "measured", note=load.outcomes)
 
 
 def failed(evidence: Evidence) -> Reading:
-    """Requests that got no whole answer, after the warm-up."""
+    """The number of requests after the warm-up without a complete answer."""
     load = evidence.offered
     if load is not None:
         kinds = ", ".join(f"{kind} ({number})" for kind, number in load.failures.most_common())
@@ -375,7 +378,7 @@ def failed_frac(evidence: Evidence) -> Reading:
 
 
 def drain_s(evidence: Evidence) -> Reading:
-    """From the last request offered to the last settled: no new ones came in this time."""
+    """Time from the last offered request to the last settled one; no new requests in it."""
     load = _load(evidence)
     _need_end(evidence)
     if load.unsettled:
@@ -420,7 +423,7 @@ def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, not
 
 
 def joules_per_generated_token(evidence: Evidence) -> Reading:
-    """All energy of the window, that of prefill too, over the tokens of whole answers."""
+    """All energy of the window, prefill included, over the tokens of complete answers."""
     tokens, basis, label = generated(evidence, _served(evidence).decode)
     note = f"all energy of the window over tokens of whole answers{label}"
     return _energy_over(evidence, float(tokens.sum()), "J/token", basis, note)
@@ -434,7 +437,7 @@ def joules_per_request(evidence: Evidence) -> Reading:
 
 
 def client_cpu_frac(evidence: Evidence) -> Reading:
-    """Share of one core that sending and receiving took: near 1 the client is what was measured."""
+    """Share of one core that sending and receiving took: near 1, the client is the bottleneck."""
     costs = evidence.marked(END_MARK)
     if not costs:
         if not evidence.marked(LOAD_MARK):
@@ -514,7 +517,7 @@ METRICS = [
            "requests within every declared limit / window", _WITH_LIMITS, goodput_per_s,
            aliases=vllm("request_goodput", "requests/s", "requests within the limits / time"),
            views="load notes 40 as goodput"),
-    Metric("requests.in_flight_mean", "requests under way", "requests", "neither",
+    Metric("requests.in_flight_mean", "requests in flight", "requests", "neither",
            "sum of the times from offered to settled / window", _REQUESTS, in_flight_mean),
     Metric("requests.count", "requests", "requests", "neither", "requests answered whole",
            _REQUESTS, count),

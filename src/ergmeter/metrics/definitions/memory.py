@@ -1,9 +1,9 @@
 """Memory: of the device, of the program on it, of its allocator, of the host; growth; by phase.
 
-Memory in use on a device includes contexts and other programs. The driver's figure for this
-program's processes includes its context; what the allocator holds is less again; resident memory is
-the host's. Each has a metric of its own. A peak is over the whole run, a mean over the window. The
-largest of readings seconds apart is no peak: where a high-water mark exists, it is used.
+Memory in use on a device includes contexts and other programs. The driver's value for this
+program's processes includes their context; the allocator holds less than that; resident memory is
+on the host. Each has its own metric. A peak is over the whole run, a mean over the window. Readings
+seconds apart can miss a peak, so a high-water mark is used where there is one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AMU = "amu"  # as its importer names it
 
 
 def _fullest(amounts: dict[str, float]) -> tuple[str, str]:
-    """The device with the most, and the beginning of a note if it is one of several."""
+    """Return the device with the largest amount, and text for a note if there are several."""
     most = max(amounts, key=lambda device: amounts[device])
     return most, f"of {most}, the fullest of {len(amounts)}" if len(amounts) > 1 else ""
 
@@ -51,7 +51,7 @@ def highest(evidence: Evidence, column: str, devices: list[Device], note: str) -
 
 
 def mean_bytes(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
-    """The mean over the window of a column, mean over devices."""
+    """A column's mean over the window and over the devices."""
     value, each = mean_over([mean(evidence, column, device) for device in devices])
     return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
 
@@ -63,7 +63,7 @@ def _gpus(evidence: Evidence, device: Device | None = None) -> list[Device]:
 def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Reading:
     """The memory that the program printed, where none was measured; else raises the reason.
 
-    EfficientLLM's AMU is a mean; whatever else is printed is how much it was at that moment.
+    EfficientLLM's AMU is a mean; every other printed value is memory at that moment.
     """
     figures = [reported for reported in evidence.run.reported() if reported.unit == "B"]
     values = [figure.value for figure in figures if (figure.name == _AMU) == mean]
@@ -75,7 +75,7 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
 
 
 def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> Reading:
-    """Memory in use on a device, or on this one: its mean or the most; else as printed."""
+    """Device memory in use, mean or peak, of `device` or of all GPUs; else as printed."""
     over_time = mean_bytes if mean else highest
     try:
         devices = _gpus(evidence, device)
@@ -87,7 +87,7 @@ def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> 
 
 
 def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
-    """The most memory in use on a device (the fullest by its own size), of what it has."""
+    """Peak memory in use / the device's memory, of the fullest GPU or of `device`."""
     shares, notes = {}, {}
     for gpu in _gpus(evidence, device):
         total = gpu.facts.get("memory_total_bytes")
@@ -109,7 +109,7 @@ _NVIDIA = ("nvml", "dcgm")
 
 
 def device_program_peak_bytes(evidence: Evidence) -> Reading:
-    """The most that the program's own processes held on a device."""
+    """Peak GPU memory of the program's own processes, on the device with the most."""
     by_process = evidence.series("process_bytes")
     gpus = _gpus(evidence)
     devices = [device for device in gpus if device.id in by_process]
@@ -122,21 +122,24 @@ def device_program_peak_bytes(evidence: Evidence) -> Reading:
 
 
 def process_peak_bytes(evidence: Evidence) -> Reading:
-    """The most resident memory of the program and its children, or of one of them alone."""
+    """Peak resident memory: of the program with its children, or of one process if higher."""
     peaks = {device.id: _process_peak(evidence, device) for device in sampled(evidence, "process")}
     most, of = _fullest({device: value for device, (value, _) in peaks.items()})
     value, note = peaks[most]
     return Reading(value, "B", "measured", note="; ".join(filter(None, (of, note))))
 
 
-_READ = "the largest reading of resident memory, children included, pages they share once for each"
+_READ = "the largest reading of resident memory of all processes, shared pages counted in each"
 _MARK = "the kernel's high-water mark of resident memory, as last read, of the largest process"
 _BETWEEN = "a lower bound where several processes peaked together between two readings"
 
 
 @cached_for_kinds("process")
 def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
-    """The largest reading of the whole tree or the highest mark of one process, and which."""
+    """Return the larger of two peaks, and a note that says which.
+
+    The peaks: the largest reading of the process tree; the high-water mark of one process.
+    """
     marks = evidence.series("memory_peak_bytes").get(device.id)
     mark = float(marks.values.max()) if marks is not None else 0.0
     try:
@@ -146,13 +149,13 @@ def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
             raise
         read = 0.0
     if marks is None:
-        unseen = "no high-water mark was read, so what was held between readings is not in it"
+        unseen = "no high-water mark was read, so peaks between readings are missed"
         return read, f"{_READ}; {unseen}; over the whole run"
     if read > mark:
         alone = "more than the high-water mark of any one process"
         return read, f"{_READ}: {alone}; over the whole run; {_BETWEEN}"
     early = len(marks.values) > 1 and marks.values[0] == mark
-    when = "; it stood so high at the first reading already" if early else ""
+    when = "; it was already this high at the first reading" if early else ""
     return mark, f"{_MARK}, over the life of the program{when}; {_BETWEEN}"
 
 
@@ -163,7 +166,7 @@ def process_mean_bytes(evidence: Evidence) -> Reading:
 
 
 def _growth(evidence: Evidence, kind: str) -> Reading:
-    """How fast memory in use grew, over all devices of a kind: a leak grows for ever."""
+    """Growth of memory in use per hour, summed over all devices of a kind; it reveals leaks."""
     slopes = [_device_growth(evidence, device) for device in sampled(evidence, kind)]
     value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
     sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
@@ -173,7 +176,7 @@ def _growth(evidence: Evidence, kind: str) -> Reading:
 
 @cached_for_kinds("gpu", "process")
 def _device_growth(evidence: Evidence, device: Device) -> tuple[float, float, float]:
-    """Growth of one device's memory in bytes per second, with its interval."""
+    """Return the growth of one device's memory in bytes per second, with low and high bounds."""
     series = readings(evidence, "memory_bytes", device)
     here = inside(evidence, series.t_ns)
     t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
@@ -229,7 +232,7 @@ METRICS = [
     ),
     Metric(
         "memory.device_peak_frac",
-        "device memory, peak of all there is",
+        "device memory, peak share",
         "frac",
         "neither",
         "highest memory in use on a device / its memory, whole run, of the fullest",
@@ -285,15 +288,15 @@ METRICS = [
 ]
 
 
-# The framework's allocator. It takes memory in blocks and keeps them: what it took and did not give
-# to tensors is lost to other programs, and free parts of blocks in use are often lost to itself.
-# Its own high-water marks are read, which miss nothing between two readings.
+# The framework's allocator. It takes memory in blocks and keeps them. Reserved memory without
+# tensors is not available to other programs, and free parts of blocks in use are often unusable for
+# the allocator too. Its own high-water marks are read, so no peak between readings is missed.
 
 _ALLOCATOR_NEEDS = ("a Meter in a torch program on CUDA",)
 
 
 def allocators(evidence: Evidence) -> list[Device]:
-    """Allocators that took memory. A rank sees every GPU of its node but uses its own."""
+    """The allocators that reserved memory: a rank sees every GPU of its node but uses only one."""
     devices = sampled(evidence, "allocator")
     took = [device for device in devices if or_none(highest_of, evidence, "reserved_bytes", device)]
     return took or devices
@@ -304,12 +307,12 @@ def _allocator_highest(evidence: Evidence, column: str, note: str) -> Reading:
 
 
 def allocator_mean_bytes(evidence: Evidence) -> Reading:
-    """Mean over time of what tensors held."""
+    """Mean over time of memory in tensors."""
     return mean_bytes(evidence, "allocated_bytes", allocators(evidence), "tensors of this program")
 
 
 def allocator_unused_frac(evidence: Evidence) -> Reading:
-    """The share of reserved memory that tensors did not need even at their peak."""
+    """The share of reserved memory that tensors never used, even at their peak."""
     unused = []
     for device in allocators(evidence):
         taken = highest_of(evidence, "reserved_bytes", device)
@@ -356,7 +359,7 @@ ALLOCATOR_METRICS = [
     ),
     _allocator_bytes(
         "memory.allocator_unused_frac",
-        "allocator, reserved in vain",
+        "allocator, reserved but unused",
         unit="frac",
         formula="1 - the allocator's peak of tensor memory / its peak of memory taken from the"
         " device; of the allocator where it is most",
@@ -370,32 +373,32 @@ ALLOCATOR_METRICS = [
         compute=partial(
             _allocator_highest,
             column="split_bytes",
-            note="free parts of blocks that are in use, which nobody else can have; the allocator's"
-            " peak",
+            note="free parts of blocks that are in use, unusable for other programs; the"
+            " allocator's peak",
         ),
     ),
 ]
 
 
 # Memory by phase. The allocator's high-water mark only rises: after a training step of 40 GB it
-# reads 40 GB through an evaluation that needs 5. So a phase's memory is what was read during it, or
-# the mark if it rose while no other phase was on. The first mark may be from before the
-# measurement. If the mark was higher during the phase, the peak lies between the two, and the
-# reading says so. An instant belongs to one phase (`metrics.phases`).
+# reads 40 GB through an evaluation that needs 5. So a phase's memory is the highest reading during
+# it, or the mark if it rose while no other phase was active. The first mark may be from before the
+# measurement. If the mark is above the readings, the peak lies between the two, and the note says
+# so. An instant belongs to one phase (`metrics.phases`).
 
 _WORDS = {phase: PHASE_TITLES[phase] for phase in ("train", "eval", "checkpoint")}
 
 
 def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
-    """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
+    """A mask of the instants in a phase. Raises NotMeasurable if the phase has none of them."""
     if not len(spans_of(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+        raise NotMeasurable("printed lines do not show when a phase began; a Meter does")
     own, earlier = union_of(evidence, phase), union_of(evidence, *before(evidence, phase))
     mask = touched(own, t_ns, t_ns) & ~touched(earlier, t_ns, t_ns)
     if not mask.any():
-        raise NotMeasurable(f"no reading fell into {_WORDS[phase]}")
+        raise NotMeasurable(f"no reading was taken during {_WORDS[phase]}")
     return mask
 
 
@@ -417,7 +420,7 @@ def _on_device(phase: str) -> Callable[[Evidence], Reading]:
         in_use = series.values[_during(evidence, phase, series.t_ns)]
         note = (
             f"the highest of {number_of(len(in_use), 'reading')} in {_WORDS[phase]}, in use by all"
-            " programs; what was held between two readings is not in it"
+            " programs; peaks between two readings are missed"
         )
         return Reading(float(in_use.max()), "B", "measured", note=note)
 
@@ -439,8 +442,8 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         if peak >= most:
             return Reading(peak, "B", "measured", note=note)
         note += (
-            "; between two readings it may have been more, up to the allocator's mark then, which"
-            " something else had set"
+            "; between two readings it may have been more, up to the allocator's mark at that time,"
+            " which another phase may have set"
         )
         return Reading(peak, "B", "measured", peak, most, note)
 
@@ -453,8 +456,11 @@ def _marked(
     t_ns: TimeArray,
     marks: Any,  # noqa: ANN401  floats
 ) -> tuple[float, float]:
-    """The highest that the mark rose to while just this phase was on, 0 if it never did; and the
-    highest that it was, at the latest, when the phase was on."""
+    """Return two high-water marks of a phase.
+
+    The highest that the mark rose to while only this phase was active, or 0; and the highest that
+    the mark was at any time in the phase.
+    """
     since_ns = np.concatenate(([0], t_ns[:-1]))
     own = touched(union_of(evidence, phase), since_ns, t_ns)
     others = union_of(evidence, *(other for other in PRECEDENCE if other != phase))

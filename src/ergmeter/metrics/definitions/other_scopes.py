@@ -1,6 +1,6 @@
-"""Metrics that no run has by itself: of comparisons, bench cells, jobs and Trainium analyses.
+"""Metrics of comparisons, bench cells, jobs and Trainium analyses, which single runs lack.
 
-Each is filled in where it is known. Asked of a run, it is absent with the reason.
+Other modules fill in the values. For a run, each is absent with the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def _raise(why: str, _: Evidence) -> NoReturn:
 
 
 def _of_scope(scope: Scope, needs: str, why: str) -> partial[Metric]:
-    """Makes metrics of a scope; `why` a run has none of them."""
+    """Return a constructor for metrics of a scope; `why`: the reason why a run lacks them."""
     return partial(Metric, needs=(needs,), compute=partial(_raise, why), scope=scope)
 
 
-_compared = _of_scope("comparison", "a comparison", "only a comparison has it: erg compare")
-_of_cell = _of_scope("cell", "a cell of a bench", "only a cell of a bench has it: erg bench run")
+_compared = _of_scope("comparison", "a comparison", "only comparisons have this: erg compare")
+_of_cell = _of_scope("cell", "a cell of a bench", "only bench cells have this: erg bench run")
 _cell_bytes = partial(_of_cell, unit="B", direction="lower")
-_of_job = _of_scope("job", "the runs of a job", "only a job has it: erg job")
+_of_job = _of_scope("job", "the runs of a job", "only jobs have this: erg job")
 _analysed = _of_scope(
-    "analysis", "compiled graphs (HLO)", "only a Trainium analysis has it: erg analyze"
+    "analysis", "compiled graphs (HLO)", "only Trainium analyses have this: erg analyze"
 )
 # Of rank 0, by transformers' Trainer with its memory metrics. FMS's program takes the most of init
 # and train, its guide adds all changes and peaks, its first file format has the seed's.

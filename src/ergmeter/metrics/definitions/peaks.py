@@ -1,7 +1,7 @@
 """Dense peak FLOP/s of a device in a dtype, with its source.
 
-A name that several devices share has a peak only if they agree on it. A dtype that a device has no
-units for has no peak; the bf16 peak is then given beside it, under its own name.
+A name that several devices share has a peak only if they agree on it. If a device has no units for
+a dtype there is no peak; the bf16 peak is then returned separately (`NoPeak.bf16`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ergmeter.records import DTYPES, Basis, Missing, or_none
 from ergmeter.units import scaled
 
 NARROW = ("fp8", "fp4", "int8")
-"""Types whose products are computed at one rate and everything around them at another."""
+"""Dtypes in which only matmuls are computed; all other work is in a wider dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Peak:
     """The dense peak of one device, with its source."""
 
     device: str
-    dtype: str  # empty if the type of a declared peak was not given
+    dtype: str  # "" if the user gave a peak without a dtype
     flops_per_s: float
     source: str
     basis: Basis
@@ -42,9 +42,9 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class NoPeak(Missing):
-    """A device that has no rate for a type: products are in another one there, so there is no MFU.
+    """The reason why there is no peak for a dtype, and so no MFU.
 
-    The bf16 peak, which such a job can be compared with as well, may be known all the same.
+    The bf16 peak, with which such a job can be compared instead, may be known.
     """
 
     bf16: Peak | None = None
@@ -54,13 +54,13 @@ class NoPeak(Missing):
 def table_peak(
     device: str, dtype: str, *, is_dtype_assumed: bool = False, otherwise: str = ""
 ) -> Peak:
-    """The peak of a device by name. NotMeasurable where the table does not know it.
+    """The peak of a device by name. NotMeasurable if the table does not have it.
 
-    A name that several devices share has a peak if they all have the same one, and the source then
-    names them. `otherwise` is what one can do where there is none, in the words of the caller.
+    If several devices share a name, they must have the same peak; the source then names them.
+    `otherwise`: the caller's advice if there is no peak, such as "pass --peak".
     """
     if dtype not in DTYPES:
-        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
+        raise UsageError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     try:
         specs = candidates(device)
         if len({spec.peak_flops_per_s.get(dtype) for spec in specs}) > 1:
@@ -106,14 +106,14 @@ def device_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> P
         reason = str(error)
     wide = or_none(table_peak, device, "bf16") if dtype in NARROW else None
     if wide is not None:
-        reason += f"; if just weights are kept in {dtype}: --dtype bf16 --weights-dtype {dtype}"
+        reason += f"; if only weights are stored in {dtype}: --dtype bf16 --weights-dtype {dtype}"
     return NoPeak(reason, wide, dtype)
 
 
 def declared_peak(
     flops_per_s: float, dtype: str | None, source: str | None, *, device: str | None = None
 ) -> Peak:
-    """A peak that the user gave; the memory's bandwidth is the device's, where that is known."""
+    """A peak that the user gave, with the memory bandwidth of the device if that is known."""
     specs = (or_none(candidates, device) if device else None) or ()
     return Peak(
         specs[0].name if len(specs) == 1 else device or "the device",

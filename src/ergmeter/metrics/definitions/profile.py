@@ -1,11 +1,12 @@
 """Shares of profiled steps: computation, communication, copies, idle.
 
-The profiler makes steps longer, so its seconds are given as shares of the profiled time. AL's two
-parts are these shares of the step time measured without it. Communication is given twice: all of
-it, and the part that nothing was computed beside, which is what it costs.
+The profiler makes steps longer, so results are shares of the profiled time. Computation and
+communication of a step (EfficientLLM's AL) are these shares x the step time without profiler.
+Communication is given twice: all of it, and the part with no computation at the same time, which is
+what it costs.
 
-Without a profile a rank that trains alone on one GPU has both parts too: it communicates with none,
-and its kernels compute.
+Without a profile, a single rank on one GPU has both values too: it does not communicate, and its
+kernels compute.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from ergmeter.units import NS_PER_S, duration
 
 _MARK = "profiled"
 _WHY_NOT = ("no_profile_yet", "profile_unread", "not_profiled")
-_MOST_FRAC = 0.95  # where so much is in steps, what is between them does not count
-_ALONE = "one rank on one GPU communicates with none, and computes in the time with a kernel"
+_MOST_FRAC = 0.95  # with this share of time in steps, the time between them is neglected
+_ALONE = "one rank on one GPU does not communicate, and computes whenever a kernel runs"
 _NONE = "no steps were profiled: pass profile_steps=3 to an integration, or import a torch trace"
 
 
 def profiles(run: Run) -> list[dict[str, Any]]:
-    """The profiles of a run, one per rank that profiled."""
+    """The profiles of a run, one per profiled rank. NotMeasurable if there are none."""
     readable = []
     for mark in run.marks:
         if mark.name == _MARK:
@@ -52,9 +53,10 @@ def profiles(run: Run) -> list[dict[str, Any]]:
 
 
 def share_of(run: Run, column: str, alone: tuple[float, float] | None = None) -> float:
-    """A share of the time of all profiled steps.
+    """The share of profiled time that `column` takes, over all profiles.
 
-    `alone`: of one rank on one GPU, the shares of the time with a kernel and of that in steps.
+    `alone`: for one rank on one GPU, which needs no profile: the shares of time with a kernel and
+    of time in steps.
     """
     try:
         each = profiles(run)
@@ -67,21 +69,21 @@ def share_of(run: Run, column: str, alone: tuple[float, float] | None = None) ->
 
 
 def _share(evidence: Evidence, column: str, alone: tuple[float, float] | None = None) -> Reading:
-    """A share of the time of all profiled steps."""
+    """The share of profiled time that `column` takes, as a reading."""
     value, each = share_of(evidence.run, column, alone), or_none(profiles, evidence.run)
     note = _profile_note(evidence, each) if each else _ALONE
     return Reading(value, "frac", "measured", note=note)
 
 
 def _of_step(evidence: Evidence, column: str) -> Reading:
-    """That share of the time inside a step, as measured over all of them."""
+    """The share of profiled time that `column` takes x the time inside a step."""
     busy, outside = or_none(busy_frac, evidence), or_none(outside_steps_frac, evidence)
     alone = None
     if busy and outside and world_size(evidence) == len(evidence.devices("gpu")) == 1:
         alone = busy.value, 1 - outside.value
     share, step = _share(evidence, column, alone), in_step_s(evidence)
     if is_above(share, 1.0):
-        raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
+        raise NotMeasurable(f"the share of profiled time is impossible: {share.value:.0%}")
     basis = weakest("derived", step.basis)
     note = f"that share of a step's time; {share.note}"
     return Reading(share.value * step.value, "s", basis, note=note)
@@ -99,16 +101,16 @@ def _profile_note(evidence: Evidence, each: list[dict[str, Any]]) -> str:
     held_s, ready_s = (
         max(float(profile.get(s) or 0) for profile in each) for s in ("held_s", "ready_s")
     )
-    cost += f"; it held the training up for {duration(held_s)} between steps" if held_s else ""
-    cost += f", for {duration(ready_s)} at the start" if ready_s else ""
+    cost += f"; it delayed training by {duration(held_s)} between steps" if held_s else ""
+    cost += f", by {duration(ready_s)} at the start" if ready_s else ""
     where = "kernels of the GPU" if each[0].get("on") == "gpu" else "operators on the host"
     return f"{what}{cost}; {where}"
 
 
 def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | None:
-    """Time of a profiled step over that of the others, both by the host's clock.
+    """Median time of profiled steps / that of other steps, both by the host's clock.
 
-    The profiler is put on and off by the host, which may be steps ahead of its device.
+    The host starts and stops the profiler, and may be steps ahead of its device.
     """
     if not evidence.has_work:
         return None

@@ -1,8 +1,8 @@
 """Tokens, samples and steps per second over the window.
 
-A rate is a sum over a time, never a mean of rates: nine 60 ms steps and one of 1.2 s do 5 641
-tokens/s, and the mean of their rates is 2.7 times that. Both are of the same window, in wall-clock
-time: gaps between steps are in it (`evidence.window` has the cuts).
+A rate is a sum over a time, never a mean of rates: nine 60 ms steps and one of 1.2 s make 5 641
+tokens/s, and the mean of their rates is 2.7 times that. Sum and time are of the same window, in
+wall-clock time. Gaps between steps count (`evidence.window` defines the cuts).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ergmeter.records import Basis, FloatArray, Missing, Reading, Reported, pres
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
-_NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
+_NOT_TRAINING = ("eval", "val", "test", "predict")  # prefixes of rates that are not of training
 
 
 def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
-    """Samples of each counted row, what is known of that count, and its basis."""
+    """Return the samples of each counted row, a note on the count, and its basis."""
     need_rows(evidence)
     rows = evidence.counted
     values = None
@@ -61,7 +61,7 @@ def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
 
 
 def need_speed(evidence: Evidence) -> None:
-    """Raises NotMeasurable where the speed of the steps does not count, as another was given."""
+    """Raise NotMeasurable if the run's step times do not give its speed; `no_speed` says why."""
     if evidence.run.no_speed:
         raise NotMeasurable(evidence.run.no_speed)
 
@@ -83,11 +83,10 @@ def rate(
 def _reported(
     evidence: Evidence, unit: str, reason: NotMeasurable, *, also: str | None = None
 ) -> Reading:
-    """The program's own figure, where we have none. Raises the reason if it gave none either.
+    """Return the rate that the program printed, if none was measured; else raise `reason`.
 
-    Of a rate that it printed many times the harmonic mean, which is work over time if each was
-    printed after as much work; the last one alone may be of any moment. A rate that was given in
-    place of the steps' is taken as it is.
+    A rate printed many times is reduced to its harmonic mean: work over time, if each was printed
+    after equal work. If the run was given a rate that replaces its steps, that rate is returned.
     """
     if why := evidence.run.no_speed:
         given = {} if evidence.is_whole_run else evidence.run.analysis
@@ -115,9 +114,10 @@ def _reported(
 
 
 def _of_window(evidence: Evidence, rates: list[Reported]) -> tuple[list[Reported], str]:
-    """The figures of the counted steps, so that all of a card is of one window, and in words which
-    they are. A step's figure is printed at its end. Without steps, all but the first, which holds
-    the warm-up."""
+    """Return the printed rates of the counted steps, and which those are, as text.
+
+    A step's rate is printed at its end. Without steps, all but the first, which includes warm-up.
+    """
     if not evidence.has_work:
         return rates[len(rates) > 1 :], "the first left out"
     ends_ns = evidence.counted.lowest("end_ns")
@@ -125,7 +125,7 @@ def _of_window(evidence: Evidence, rates: list[Reported]) -> tuple[list[Reported
 
 
 def tokens_per_s(evidence: Evidence) -> Reading:
-    """All tokens over the window."""
+    """Tokens per second of the window, all ranks."""
     try:
         need_speed(evidence)
         amounts, label, basis = tokens(evidence)
@@ -135,7 +135,7 @@ def tokens_per_s(evidence: Evidence) -> Reading:
 
 
 def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
-    """Tokens of one of the three counts over the window."""
+    """Tokens per second by one count: real, computed or loss-bearing tokens."""
     label, values = WORDS[column], reported_counts(evidence, evidence.counted, column)
     if values is None:
         raise NotMeasurable(why_not_counted(evidence, label, argument))
@@ -149,7 +149,7 @@ def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
 
 
 def tokens_per_s_per_device(evidence: Evidence) -> Reading:
-    """All tokens over the window, for each accelerator."""
+    """Tokens per second of the window, per accelerator."""
     try:
         devices = len(sampled(evidence, "gpu"))
         ranks.need_all(evidence)
@@ -162,7 +162,7 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
 
 
 def samples_per_s(evidence: Evidence) -> Reading:
-    """All samples over the window."""
+    """Samples per second of the window, all ranks."""
     try:
         need_speed(evidence)
         amounts, note, basis = samples(evidence)
@@ -172,7 +172,7 @@ def samples_per_s(evidence: Evidence) -> Reading:
 
 
 def steps_per_s(evidence: Evidence) -> Reading:
-    """Optimizer steps over the window. Ranks step together, so it is one rank's steps."""
+    """Optimizer steps per second, measured or as printed. Steps are one rank's, not a sum."""
     try:
         return pace(evidence)
     except NotMeasurable as reason:
@@ -180,7 +180,7 @@ def steps_per_s(evidence: Evidence) -> Reading:
 
 
 def pace(evidence: Evidence) -> Reading:
-    """Steps of one rank over the window, as we saw them; step time is its reciprocal."""
+    """Measured optimizer steps per second of one rank; step time is the inverse."""
     steps = steps_of(evidence)
     amounts = steps_in(evidence.counted)
     per = float(amounts.sum()) / steps

@@ -30,13 +30,13 @@ from ergmeter.units import NS_PER_S, duration, number_of
 # longest for the rank that the others wait for. Slow work inside a step that ends with a collective
 # can't be assigned by the host's clock (`erg check` names a GPU that is throttled).
 
-STRAGGLING_FRAC = 0.05  # of the step, that a rank is apart from the median rank
+STRAGGLING_FRAC = 0.05  # of the step time: a rank further from the median rank is a straggler
 _FEW_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """The ranks' medians of the time in a step and between steps."""
+    """Each rank's median time in a step and median time between steps."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -45,11 +45,11 @@ class RankPace:
     step_s: float  # from one step's start to the next one's, of the median rank
 
     def straggler(self) -> Straggler:
-        """The rank that is furthest from the median rank, where being slow would put it."""
+        """The rank that is furthest behind the median rank: slow in its steps, or late to them."""
         slow_s = self.in_step_s - np.median(self.in_step_s)
         late_s = self.between_s - np.median(self.between_s)
         slow, late = int(np.argmax(slow_s)), int(np.argmax(late_s))
-        # Who is late has a short step: the longest of the others is then no longer than the usual.
+        # A late rank has short steps, as the others wait for it.
         is_late = bool(late_s[late] >= slow_s[slow])
         at, by_s = (late, float(late_s[late])) if is_late else (slow, float(slow_s[slow]))
         return Straggler(self.ranks[at], self.hosts[at], is_late, by_s, by_s / self.step_s)
@@ -61,7 +61,7 @@ class Straggler:
 
     rank: int
     host: str
-    is_late: bool  # to each step; else it is slow in it
+    is_late: bool  # late to each step; otherwise slow within it
     by_s: float
     by_frac: float
 
@@ -77,14 +77,14 @@ class Straggler:
 
 @cached_result
 def pace_of_ranks(evidence: Evidence) -> RankPace:
-    """The median time of each rank in its steps and between them."""
+    """Return each rank's median time in a step and between steps."""
     lanes = evidence.counted.lanes
     if not evidence.trains:
         raise NotMeasurable("no training steps: requests differ in length")
     if evidence.from_output:
         raise NotMeasurable("printed lines are of one rank: use a Meter in each rank")
     if len(lanes) < 2:
-        raise NotMeasurable("one rank: there is no other to compare it with")
+        raise NotMeasurable("only one rank: stragglers need two or more")
     medians = [_medians(lane) for lane in lanes if len(lane) >= _FEW_STEPS]
     if len(medians) < 2:
         raise NotMeasurable(f"fewer than two ranks have made {_FEW_STEPS} steps")
@@ -96,8 +96,8 @@ def pace_of_ranks(evidence: Evidence) -> RankPace:
 
 
 def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
-    """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
-    start to the next one's."""
+    """Return the rank, its writer, and medians of: time in a step, time between steps, time from
+    one start to the next."""
     steps = np.maximum(lane.step_counts, 1.0)  # a row may be of several
     inside = lane.duration_s / steps
     periods = np.diff(lane["start_ns"]) / NS_PER_S / steps[:-1]
@@ -118,7 +118,7 @@ def spread_frac(evidence: Evidence) -> Reading:
 
 
 def _rank_step_s(evidence: Evidence, *, is_slowest: bool) -> Reading:
-    """The median time in a step, of the rank with the longest or the shortest."""
+    """The median time in a step, of the slowest or the fastest rank."""
     pace = pace_of_ranks(evidence)
     at = int((np.argmax if is_slowest else np.argmin)(pace.in_step_s))
     note = f"rank {pace.ranks[at]} on {pace.hosts[at]}, median of its steps; {evidence.window_note}"
@@ -159,27 +159,27 @@ _FIRST_LINE = "the first printed line only starts the clock, unless it gives its
 
 
 def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
-    """Time of each step of a rank; the mean of a row that stands for several (up to `most`)."""
+    """Time of each step of a rank; steps that share a row (up to `most`) get the row's mean."""
     periods_s = evidence.periods_s(lane)
     steps = lane["steps"]
     return np.repeat(periods_s / steps, steps.astype(int)) if most > 1 else periods_s
 
 
 def _note(evidence: Evidence, most: float) -> str:
-    """`most`: the steps that one row stands for."""
+    """For a note: how step times were taken. `most`: the highest number of steps in a row."""
     rows, way = ("rows", "from one step's end")
     if evidence.from_output:
         rows, way = "printed lines", "from one printed line"
-    several = f"{rows} stand for up to {most:.0f} steps, whose mean stands for each; "
+    several = f"{rows} cover up to {most:.0f} steps each, which all get the mean of their row; "
     return f"{several if most > 1 else ''}{way} to the next; {evidence.window_note}"
 
 
 def step_s(evidence: Evidence) -> Reading:
-    """Mean time of a step: the window over its steps, so steps/s and its interval, inverted."""
+    """Mean time of a step: window / steps, the inverse of steps/s and its interval."""
     per_s = pace(evidence)
-    # Steps/s that may be 0 leave the step time without an end.
+    # If the interval of steps/s includes 0, the step time has no upper end.
     low, high = (1 / per_s.high, 1 / per_s.low) if per_s.low and per_s.high else (None, None)
-    note = f"window / steps, what lies between steps included; {evidence.window_note}"
+    note = f"window / steps, time between steps included; {evidence.window_note}"
     note += _whose_clock(evidence)
     return Reading(1 / per_s.value, "s", per_s.basis, low, high, note)
 
@@ -193,7 +193,7 @@ def _step_percentile(evidence: Evidence, q: float) -> Reading:
 
 
 def in_step_s(evidence: Evidence) -> Reading:
-    """Mean time inside a step, without what lies between steps."""
+    """Mean time inside a step, without the time between steps."""
     steps_of(evidence)  # or the reason why there are none
     inside_s, steps = evidence.counted.duration_s, steps_in(evidence.counted)
     low, high = interval_in_order(inside_s, steps) or (None, None)
@@ -203,7 +203,7 @@ def in_step_s(evidence: Evidence) -> Reading:
 
 
 def _whose_clock(evidence: Evidence) -> str:
-    """Which clock steps were timed by, where there is a device with one."""
+    """For a note: whether steps were timed by the GPU's clock or the host's; "" without GPUs."""
     if evidence.from_output or not evidence.devices("gpu"):
         return ""
     by_device = sum(int((~np.isnan(lane["host_end_ns"])).sum()) for lane in evidence.counted.lanes)
@@ -218,23 +218,23 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
     """Share of the window in which no step was open, mean over ranks."""
     lanes = evidence.counted.lanes  # or the reason why there are none
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not show gaps between steps: a Meter does")
+        raise NotMeasurable("printed lines do not show gaps between steps; a Meter does")
     need_rows(evidence)
     inside_s = sum(_in_window_s(evidence, lane) for lane in lanes)
     whole_s = sum(float(evidence.periods_s(lane).sum()) for lane in lanes)
-    if evidence.is_whole_run:  # which does not end with the last step
+    if evidence.is_whole_run:  # a whole run does not end with the last step
         whole_s = evidence.window.duration_s * len(lanes)
     return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
 
 
 def _in_window_s(evidence: Evidence, lane: Steps) -> float:
-    """The time of the window in which a step of a rank was open."""
+    """The time of the window that lies within steps of a rank."""
     starts, ends = evidence.window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
     return float((ends - starts).sum()) / NS_PER_S
 
 
 def window_s(evidence: Evidence) -> Reading:
-    """The window all figures are over."""
+    """The length of the window that metrics cover."""
     note = evidence.window_note
     if evidence.from_output and evidence.has_work:
         note += f"; {_FIRST_LINE}"
@@ -242,13 +242,13 @@ def window_s(evidence: Evidence) -> Reading:
 
 
 def run_s(evidence: Evidence) -> Reading:
-    """From the start of the run to the last sign of it."""
+    """Time from the start of the run to its last record."""
     note = "start to end, all of it"
     return Reading(evidence.watched.duration_s, "s", evidence.clock_basis, note=note)
 
 
 def warmup_s(evidence: Evidence) -> Reading:
-    """From the first step's start to the window's."""
+    """Time from the first step's start to the window's start."""
     first_ns = evidence.work.lowest("start_ns")
     steps, rule = evidence.warmup()
     value = max(0.0, (evidence.window.start_ns - first_ns) / NS_PER_S)
@@ -257,16 +257,16 @@ def warmup_s(evidence: Evidence) -> Reading:
 
 
 def warmup_steps(evidence: Evidence) -> Reading:
-    """Steps that were left out."""
+    """The number of warm-up steps, which the window leaves out."""
     steps, rule = evidence.warmup()
     return Reading(steps, "steps", evidence.steps_basis, note=f"rule: {rule}")
 
 
 def before_first_step_s(evidence: Evidence) -> Reading:
-    """Start-up: from the run's start to the first step's."""
+    """Start-up: time from the run's start to the start of the first step."""
     first_ns = evidence.work.lowest("start_ns")
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when the first step began: a Meter does")
+        raise NotMeasurable("printed lines do not show when the first step began; a Meter does")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
     early = evidence.all_steps.of_phase("eval")
     early = early.where_each(lambda lane: lane["end_ns"] <= first_ns)
@@ -286,16 +286,16 @@ def _phase_s(evidence: Evidence, phase: str) -> Reading:
     longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
     note = f"{number_of(len(rows), 'span')}, whole run{longest}"
     if _took_as_printed(evidence, rows):
-        return Reading(value, "s", "reported", note=f"{note}; how long is the program's own word")
+        return Reading(value, "s", "reported", note=f"{note}; duration as the program printed it")
     return Reading(value, "s", evidence.steps_basis, note=note)
 
 
 def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
-    """Whether spans of a log have a duration that the program printed (`eval_runtime`)."""
+    """True if the spans' durations are those that the program printed (`eval_runtime`)."""
     if not evidence.from_output:
         return False
     said_s = [reported.value for reported in evidence.run.reported() if reported.unit == "s"]
-    # A span is kept in whole nanoseconds of a clock that may stand at weeks.
+    # Spans are stored in whole nanoseconds, so durations may be off by rounding.
     return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
 
 
@@ -365,7 +365,7 @@ METRICS = [
     _time(
         "time.run_s",
         "run",
-        formula="start of the run to the last sign of it",
+        formula="start of the run to its last record",
         needs=(),
         compute=run_s,
         quantity="whole-run speed",

@@ -33,15 +33,15 @@ from ergmeter.units import number_of
 # steps, the count is "assumed". Where each line is one step both readings agree, and nothing is
 # assumed.
 
-# How the importers begin what they say of a count: its name as printed, then what they made of it.
+# The beginning of importers' remarks on a count: its printed name, then how it was interpreted.
 _GUESS = re.compile(r"(?P<name>\S+)= (?P<made>read as|taken times|fell from)")
 _OF_SAMPLES = ("sample", "batch_size")
-# Lines that came in one read are one row of several steps too, but hardly ever of as many.
+# Lines that arrived together are also one row of several steps, but seldom equally many.
 _REGULAR_FRAC = 0.8
 
 
 def guessed(evidence: Evidence, rows: Steps, what: str) -> str:
-    """What was guessed about the count of these "tokens" or "samples"; empty if nothing was."""
+    """Assumptions about the printed count of "tokens" or "samples" (`what`); "" if none."""
     if not evidence.from_output:
         return ""
     guesses = []
@@ -49,20 +49,20 @@ def guessed(evidence: Evidence, rows: Steps, what: str) -> str:
         match = _GUESS.match(detail)
         if match and any(part in match["name"] for part in _OF_SAMPLES) == (what == "samples"):
             guesses.append((match["made"], detail))
-    # A count that was taken back is uncertain whatever its lines stand for.
+    # A count that fell is uncertain, however many steps its lines cover.
     if not any(made == "fell from" for made, _ in guesses) and not _stand_for_several(rows):
         return ""
     return "; ".join(dict.fromkeys(detail for _, detail in guesses))
 
 
 def guess_note(evidence: Evidence, what: str) -> str:
-    """What was guessed about the counted "tokens" or "samples", for the end of a note."""
+    """For the end of a note: assumptions about the counted "tokens" or "samples"."""
     guess = guessed(evidence, evidence.counted, what)
     return f"; assumed: {guess}" if guess else ""
 
 
 def _stand_for_several(rows: Steps) -> bool:
-    """Whether the printed lines are of several steps each, or do not say of how many."""
+    """True if printed lines cover several steps each, or an unknown number."""
     steps = rows["steps"]
     if np.isnan(steps).any() or steps.min() > 1:
         return True
@@ -81,14 +81,14 @@ WORDS = {
 
 
 def known_counts(rows: Steps, column: str) -> FloatArray | None:
-    """A column if every row has it; None if no row has. Some but not all is refused."""
+    """A column if every row has it; None if no row has it. NotMeasurable if only some have it."""
     values = rows[column]
     absent, total = int(np.isnan(values).sum()), len(values)
     if absent == total:
         return None
     if absent and column == "steps":
         raise NotMeasurable(
-            f"{absent} of {total} printed lines do not say how many steps they stand for"
+            f"{absent} of {total} printed lines do not state how many steps they cover"
         )
     if absent:
         raise NotMeasurable(f"{absent} of {total} steps have no count of {WORDS[column]}")
@@ -96,7 +96,7 @@ def known_counts(rows: Steps, column: str) -> FloatArray | None:
 
 
 def reported_counts(evidence: Evidence, rows: Steps, column: str) -> FloatArray | None:
-    """A column of tokens or samples by row, 0 where another rank counts the same (`layout`)."""
+    """Tokens or samples of each row; 0 in rows of ranks that share another rank's tokens."""
     need_rows(evidence)
     counts = counting(evidence, rows, column)
     if known_counts(rows.where(counts), column) is None:
@@ -105,7 +105,10 @@ def reported_counts(evidence: Evidence, rows: Steps, column: str) -> FloatArray 
 
 
 def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
-    """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
+    """Return tokens of each row, the kind of count ("real", "computed", ...) and its basis.
+
+    Real tokens are preferred. `rows` are the counted rows by default.
+    """
     need_rows(evidence)
     rows = evidence.counted if rows is None else rows
     if not evidence.trains:
@@ -129,7 +132,7 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
 
 
 def declared_amounts(rows: Steps, per_step: float) -> FloatArray:
-    """A declared amount per step of all ranks, by row."""
+    """Spread an amount that is declared per step of all ranks over rows."""
     return steps_in(rows) * (per_step / len(rows.lanes))
 
 
@@ -154,25 +157,25 @@ def _no_tokens(evidence: Evidence) -> str:
     if not evidence.from_output:
         return f"{why_not_counted(evidence, 'tokens', 'tokens')}, or give --tokens-per-step"
     return (
-        'the output names no tokens: print tokens=.., set include_num_input_tokens_seen="all" in'
+        'the output prints no tokens: print tokens=.., set include_num_input_tokens_seen="all" in'
         " TrainingArguments, or give --tokens-per-step"
     )
 
 
 def why_not_counted(evidence: Evidence, what: str, argument: str) -> str:
-    """Why no step has a count of something, and the argument of meter.step that gives it."""
+    """Why no step has a count of `what`, and the argument of meter.step that provides it."""
     why = evidence.marked("tokens_not_counted")
     if why and "token" in what:
         return f"the integration did not count {what}: {why[-1]}"
     if evidence.from_output:
-        return f"the output names no {what}: a Meter counts them"
+        return f"the output prints no {what}; a Meter counts them"
     if any("training" in writer.header for writer in evidence.run.writers):
-        return f"the integration could not count {what} from what the model was given"
+        return f"the integration could not count {what} from the model's inputs"
     return f"the steps have no count of {what}: pass {argument}= to meter.step"
 
 
 def counted_basis(evidence: Evidence, rows: Steps, what: str) -> Basis:
-    """How the "tokens" or "samples" of these rows were obtained."""
+    """The basis of the "tokens" or "samples" of these rows."""
     return "assumed" if guessed(evidence, rows, what) else evidence.steps_basis
 
 
@@ -181,7 +184,7 @@ def steps_in(rows: Steps) -> FloatArray:
     values = known_counts(rows, "steps")
     if values is None:
         raise NotMeasurable(
-            "the output does not say how many steps a printed line stands for; leave a Trainer's"
+            "the output does not state how many steps a printed line covers; leave a Trainer's"
             " progress bar on (disable_tqdm=False), or print step=.. in each line"
         )
     return values
@@ -203,7 +206,7 @@ def need_all_rows(evidence: Evidence) -> None:
 
 
 def steps_of(evidence: Evidence) -> float:
-    """Optimizer steps in the window, of the rank that made the most."""
+    """The number of optimizer steps in the window, of the rank with the most."""
     if not evidence.trains and len(evidence.all_steps):
         raise NotMeasurable(_no_training_steps(evidence))
     need_rows(evidence)
@@ -211,7 +214,7 @@ def steps_of(evidence: Evidence) -> float:
 
 
 def steps_made(evidence: Evidence) -> float:
-    """Optimizer steps in all, warm-up included, of the rank that made the most."""
+    """The number of optimizer steps in the run, warm-up included, of the rank with the most."""
     lanes = evidence.work.lanes  # or the reason why there are none
     if not evidence.trains:
         raise NotMeasurable(_no_training_steps(evidence))
@@ -225,11 +228,11 @@ def _no_training_steps(evidence: Evidence) -> str:
 
 
 def steps_dropped(evidence: Evidence) -> Reading:
-    """Training steps that were made and are not in the record, all ranks, whole run."""
+    """The number of training steps that were made but not recorded, all ranks, whole run."""
     every = list(dropped_steps(evidence.run))
     if not every and evidence.from_output:
         evidence.work  # noqa: B018  or the reason why there are no steps
-        raise NotMeasurable("printed lines do not say whether steps are missing: a Meter does")
+        raise NotMeasurable("printed lines do not show whether steps are missing; a Meter does")
     note = "; ".join(map(str, every)) or "every step that was made is in the record"
     return Reading(sum(dropped.steps for dropped in every), "steps", "measured", note=note)
 
@@ -243,7 +246,7 @@ WHICH_TOKENS = {
 
 
 def label_of(evidence: Evidence, label: str) -> str:
-    """Which tokens a figure counts, in words."""
+    """For a note: which tokens are counted, and of which ranks."""
     ranks = len(evidence.counted.lanes)
     whose, guess = "", ""
     if label != "declared":
@@ -279,7 +282,7 @@ def padding_frac(evidence: Evidence) -> Reading:
 
 
 def positions_per_token(evidence: Evidence) -> float:
-    """Positions that are computed for each real token; 1 where padding is unknown."""
+    """Computed positions per real token; 1 if padding is unknown."""
     real, computed = or_none(_real_and_computed, evidence) or (None, None)
     if real is None or computed is None or not real.sum():
         return 1.0

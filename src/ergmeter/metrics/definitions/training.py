@@ -1,8 +1,8 @@
-"""Loss, learning rate and gradient norm, as the program last gave them.
+"""Loss, learning rate and gradient norm: the last values that the program reported.
 
-Not efficiency, but a step that is twice as fast and learns nothing is no gain. Values are the
-program's own. The last number of a run that diverged may be of a step long before its end: where
-the last value is not a number, there is no reading.
+These are not measures of efficiency, but a step that is twice as fast and learns nothing is no
+gain. If a run diverged, its last finite value may be long before the end: if the last value is NaN
+or infinite, there is no reading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import Direction, Missing, Reading, Result
 from ergmeter.units import NS_PER_S, significant
 
-_DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
+_DIVERGED = "diverged: "  # the reason of a NaN loss begins with this
 _SOON_NS = NS_PER_S  # the loss of the last step is printed after it
 _HOW = {
     "loss": "set step.loss, print loss=.., or use an integration (a Trainer logs it every"
@@ -31,21 +31,21 @@ _HOW = {
 
 
 def divergence(readings: Mapping[str, Result]) -> str:
-    """Where the loss of a summarized run stopped being a number for good; "" if it did not."""
+    """The text on when the loss became NaN and stayed so, from a summary's readings; else ""."""
     loss = readings.get("training.loss")
     reason = loss.reason if isinstance(loss, Missing) else ""
     return reason if reason.startswith(_DIVERGED) else ""
 
 
 def _last(column: str, evidence: Evidence) -> Reading:
-    """The last value in the window, of the first rank that has one; else as printed."""
+    """The last value in the window, of the first rank that has one; else the last printed one."""
     if not evidence.trains:
         evidence.work  # noqa: B018  or the reason why there are no steps
         raise NotMeasurable("no training steps: requests have no " + column.replace("_", " "))
     reading, rows = None, evidence.counted.lanes[0]
     for number, lane in enumerate(evidence.counted.lanes):
-        # Whether a rank tells none or told no number is asked of the first alone: of a thousand
-        # ranks that tell none it would be a thousand files.
+        # Only for the first rank, read whether values are absent or NaN: for a thousand ranks
+        # without values that would be a thousand files.
         if number == 0 or np.isfinite(lane[column]).any():
             stream = OUTPUT if evidence.from_output else ""
             reading, rows = _of(lane, column, evidence, stream=stream), lane
@@ -66,7 +66,7 @@ def _last(column: str, evidence: Evidence) -> Reading:
 
 
 def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
-    """A loss that was printed after that of these rows, and right after the last step at most."""
+    """The last loss printed after those of these rows and up to just after the last step."""
     has_loss = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
     after_ns = int(rows["end_ns"][has_loss].max()) + 1 if has_loss.any() else 0
     since_ns = max(evidence.window.start_ns, after_ns)
@@ -82,9 +82,9 @@ def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
 
 
 def _printed_until_ns(evidence: Evidence) -> float:
-    """Until when a printed line can be of a counted step: it is read after the step has ended.
+    """The last time at which a printed line may belong to a counted step, as lines come late.
 
-    Where steps follow the window, a later line is theirs.
+    If steps follow the window, this is the window's end: later lines belong to those steps.
     """
     end_ns = evidence.window.end_ns
     if evidence.work.highest("end_ns") > end_ns:
@@ -96,7 +96,7 @@ def _printed_until_ns(evidence: Evidence) -> float:
 def _of(
     rows: Steps, column: str, evidence: Evidence, *, stream: str, how: str = ""
 ) -> Reading | None:
-    """The last number of these rows. Raises NotMeasurable if a later value is not a number."""
+    """The last finite value of these rows. NotMeasurable if a later value is NaN or infinite."""
     if not len(rows):
         return None
     finite = np.flatnonzero(np.isfinite(rows[column]))
@@ -108,7 +108,7 @@ def _of(
     if not len(finite):
         return None
     index = rows["index"][finite[-1]]
-    # A program that prints counts as it likes; our own numbers begin at 0.
+    # Printed step numbers are the program's; recorded indices begin at 0.
     number = index if evidence.from_output else index + 1
     which = "" if np.isnan(index) or how else f" of step {number:.0f}"
     others = f", {len(broken)} before it are no numbers" if len(broken) else ""
@@ -120,7 +120,7 @@ def _of(
 
 
 def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> Steps:
-    """The training steps among these rows whose value is not a number, by their ends."""
+    """The training steps in the time of these rows with a NaN or infinite value, ordered by end."""
     writers = np.unique(rows["writer"]).astype(int).tolist()
     steps = Steps(evidence.run.not_numbers(column, writers, stream))
     first_ns, last_ns = rows["end_ns"].min(), rows["end_ns"].max()
@@ -130,7 +130,7 @@ def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> S
 
 
 def _lost(column: str, since: Steps, last: Steps) -> str:
-    """From where on it is no number, and what it was before."""
+    """The text on where values became NaN or infinite, and the last number before."""
     what = f"{_DIVERGED}loss" if column == "loss" else column.replace("_", " ")
     lost = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
     if not len(last):
@@ -139,7 +139,7 @@ def _lost(column: str, since: Steps, last: Steps) -> str:
 
 
 def _at(rows: Steps, words: str) -> str:
-    """The step number as it was recorded or printed, put into words."""
+    """The step number put into a text such as " at step {}"; "" if it is unknown."""
     index = rows["index"][0]
     return "" if np.isnan(index) else words.format(f"{index:.0f}")
 
@@ -150,8 +150,8 @@ def _metric(name: str, title: str, direction: Direction, **declared: Any) -> Met
         title,
         "1",
         direction,
-        f"the last {title} told in the window",
-        (f"steps that tell their {title}",),
+        f"the last {title} reported in the window",
+        (f"steps with a {title}",),
         partial(_last, name),
         **declared,
     )

@@ -1,7 +1,7 @@
 """Utilization of accelerators, CPU, disk and network, and the CPU cost of ergmeter itself.
 
 "GPU utilization" is the share of time with any kernel resident. A kernel that waits for memory
-counts as busy: 100 % means that the device was not idle, and nothing more.
+counts as busy: 100 % only means that the device was never idle.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ergmeter.runlog.reader import RUNNING
 #     tensor cores active    also on recomputation and padding
 #     MFU                    what the model needs, at the peak of the datasheet
 #
-# The last two measure nearly the same, by hardware and by the model's formula. Where MFU is above
-# the tensor cores' activity, an input of the MFU is wrong. It is below by recomputation, by
-# products that do not fill a tile, and by the clock: activity is per cycle, a peak per second at
-# the highest clock.
+# The last two measure nearly the same, by hardware and by the model's formula. If MFU is above the
+# tensor cores' activity, an input of the MFU is wrong. MFU is lower because of recomputation,
+# matmuls that do not fill a tile, and the clock: activity is per cycle, a peak per second at the
+# highest clock.
 
 _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
 def _failed(evidence: Evidence, device: Device) -> str:
-    """Why a device's counters stopped during the run; empty if they did not."""
+    """Why a device's hardware counters stopped during the run, in brackets; "" if they did not."""
     marks = evidence.marked("activity_failed")
     details = [detail.removeprefix(f"{device.id}: ") for detail in marks if device.id in detail]
     return f" ({'; '.join(details)})" if details else ""
@@ -61,7 +61,7 @@ def _of_one(evidence: Evidence, device: Device, column: str) -> tuple[float, flo
 def _active(
     evidence: Evidence, device: Device | None = None, *, column: str, unit: str, what: str
 ) -> Reading:
-    """Mean of a hardware counter over the accelerators, or of this one."""
+    """Mean of a hardware counter over all accelerators, or of `device`."""
     devices = sampled(evidence, "gpu") if device is None else [device]
     means = [_of_one(evidence, device, column) for device in devices]
     (value, each), (low, _), (high, _) = map(mean_over, zip(*means, strict=True))
@@ -70,7 +70,7 @@ def _active(
 
 
 def _activity(column: str, title: str, direction: Direction, what: str, views: str = "") -> Metric:
-    """The metric of a hardware counter. A rate is of each device, not of all together."""
+    """Return the metric of a hardware counter: a mean over devices, also for rates."""
     unit = "frac" if column.endswith("_frac") else "B/s"
     compute = partial(_active, column=column, unit=unit, what=what)
     return Metric(
@@ -132,7 +132,7 @@ _CARDS = "of network cards; where there is none to be seen, of every interface b
 def _mean_gauge(
     evidence: Evidence, device: Device | None = None, *, column: str, kind: str, note: str
 ) -> Reading:
-    """Mean of a gauge over the devices of a kind, or of this one."""
+    """Mean of a gauge over all devices of a kind, or of `device`."""
     devices = sampled(evidence, kind) if device is None else [device]
     value, each = mean_over([mean(evidence, column, device) for device in devices])
     unit = "frac" if column.endswith("_frac") else "Hz"
@@ -176,7 +176,7 @@ prefetch(rate, "cpu_s", of=("process",))
 
 
 def _rate(evidence: Evidence, column: str, kind: str) -> float:
-    """How fast a counter grew in the window, over all devices of a kind."""
+    """The growth of a counter per second of the window, summed over all devices of a kind."""
     return sum(rate(evidence, column, device) for device in sampled(evidence, kind))
 
 
@@ -186,12 +186,12 @@ def process_cores(evidence: Evidence) -> Reading:
     return Reading(value, "cores", "measured", note=f"children included; {evidence.window_note}")
 
 
-_FULL_FRAC = 0.9  # of the cores: a program may have to wait for one
+_FULL_FRAC = 0.9  # of the cores busy: a program may have to wait for a core
 _OTHERS_FRAC = 0.2
 
 
 def other_programs(evidence: Evidence) -> str:
-    """The cores that other programs kept busy, as text; empty if a step did not have to wait."""
+    """The cores that other programs kept busy, as text; "" if enough cores were free."""
     cores = sum(float(device.facts.get("cores") or 0) for device in sampled(evidence, "node"))
     load_frac = node_cpu_frac(evidence).value
     others = load_frac * cores - process_cores(evidence).value
@@ -205,7 +205,8 @@ def _traffic(evidence: Evidence, column: str) -> Reading:
     return Reading(value, "B/s", "measured", note=f"all programs; {evidence.window_note}")
 
 
-# What a writer's own cost holds: our threads in the user's program, or processes that only measure.
+# What is counted as a writer's CPU cost: ergmeter's threads in the user's program, or processes
+# that only measure.
 _COUNTED = {
     "threads": "the threads that read and write, loading pyarrow included",  # of older runs
     "all threads": "the threads that read and write, that judge alerts and that make figures for"
@@ -215,7 +216,7 @@ _COUNTED = {
 
 
 def own_cpu_frac(evidence: Evidence) -> Reading:
-    """CPU time of ergmeter's own threads and processes over the life of the run, all together."""
+    """CPU time of all of ergmeter's threads and processes / duration of the run."""
     devices = evidence.devices("self")
     measured = [device for device in devices if _own_cpu_s(evidence, device)]
     if not measured:
@@ -228,7 +229,7 @@ def own_cpu_frac(evidence: Evidence) -> Reading:
 
 
 def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
-    """One writer's share of the own CPU time. Shares add up: each is over the whole run."""
+    """CPU time of one writer's threads and processes / duration of the run; writers add up."""
     if not _own_cpu_s(evidence, device):
         raise NotMeasurable(_why_no_cost(evidence))
     note = f"of one core, over the life of the whole run: {_counted(device)}"
@@ -261,10 +262,10 @@ def _counted(device: Device) -> str:
 
 @cached_result
 def _folded(evidence: Evidence) -> str:
-    """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
+    """For a note: in older runs all writers share a device, so only the highest cost is known."""
     ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]
     folded = len(ids) - len(set(ids)) + 1
-    return f"; of the one that cost most of {folded} writers" if folded > 1 else ""
+    return f"; only of the most expensive of {folded} writers" if folded > 1 else ""
 
 
 _of_gpu = partial(Metric, needs=("an accelerator",))

@@ -59,15 +59,15 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output
-# How an importer says that times are sums of printed step times: as good as what was printed.
+# An importer's remark that times are sums of printed step times: as exact as the printed ones.
 _SUMMED = "times are its step times added up"
 _STEP_TIMES_GIVEN = "step times are those that the lines give"
 _NO_TIMES = "a log without times has no duration"
 _NO_READINGS = "a log holds no readings of energy, devices or host memory"
 _ELSEWHERE = re.compile(r"no [\w ]+ here: ")
-COMMAND, METER = "command", "meter"  # what a whole run begins with
+COMMAND, METER = "command", "meter"  # what started the run
 _SINCE = {COMMAND: "the command's start", METER: "the Meter's start"}
-# Of what is computed once, what depends on the window.
+# The cached properties that depend on the window.
 _OF_THE_WINDOW = (
     *("counted", "_counted", "window", "span", "window_note", "timed", "whole_run"),
     *("_why_single_step", "has_company"),
@@ -89,9 +89,10 @@ class Evidence:
         self.settings = settings
         self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
         self._heed_marks = heed_marks  # not if the reader declares a warm-up of their own
-        # Of functions of this evidence, or why there is none, by function and arguments.
+        # Cached results of functions of this evidence, or why there is none, by function and
+        # arguments.
         self.results: dict[Hashable, object] = {}
-        # Of the device in use alone: those of all devices of a large run would fill memory.
+        # Curves of one device at a time: those of all devices of a large run would fill memory.
         self.device_curves: dict[str, DeviceCurves] = {}
         self._columns = SampleColumns(run)
 
@@ -99,22 +100,22 @@ class Evidence:
 
     @cached_property
     def all_steps(self) -> Steps:
-        """Every recorded span; a Meter's where there are any, else those of printed lines."""
+        """All recorded steps and phases, from a Meter if there are any, else from printed lines."""
         return read_steps(self.run, OUTPUT) if self.from_output else self._meter_steps
 
     @cached_property
     def from_output(self) -> bool:
-        """Whether the steps come from the program's output and not from a Meter."""
+        """True if the steps come from the program's output and not from a Meter."""
         return len(self._meter_steps) == 0
 
     @cached_property
     def printed(self) -> Steps:
-        """The training steps of the output, also where a Meter recorded them."""
+        """The training steps printed in the program's output, even if a Meter recorded steps."""
         return Steps(self.run.steps(OUTPUT)).of_phase("train")
 
     @cached_property
     def losses_beside_steps(self) -> Series:
-        """Losses on printed lines that are in no step: the first, or of a bar drawn again."""
+        """Printed losses that belong to no step: the first line, or a progress bar's repeats."""
         losses = [reported for reported in self.run.printed if reported.name == STEP_LOSS]
         finite = [loss for loss in losses if np.isfinite(loss.value)]
         t_ns = np.array([loss.t_ns for loss in finite], dtype=np.int64)
@@ -126,7 +127,7 @@ class Evidence:
 
     @cached_property
     def work(self) -> Steps:
-        """The spans the run is about: training steps, or prefill and decode in an inference run."""
+        """The rows that metrics count: training steps, or prefill and decode in inference."""
         if self.several:
             raise NotMeasurable(self.several)
         rows = self.all_steps.of_phase(*(("train",) if self.trains else _INFERENCE))
@@ -136,23 +137,23 @@ class Evidence:
 
     @property
     def several(self) -> str:
-        """A message that the run has several trainings, and how to choose one; "" for one."""
+        """If the run has several trainings, a message on how to choose one; else ""."""
         number = len(self.run.trainings)
         if number < 2:
             return ""
         return (
-            f"{number} trainings in this run, each with figures of its own: name one,"
+            f"{number} trainings in this run, each with its own metrics: choose one,"
             f" --training 1 (to {number})"
         )
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the run is a training: its rows are optimizer steps."""
+        """True if the run is a training: its rows are optimizer steps."""
         return len(self.all_steps.of_phase("train")) > 0
 
     @cached_property
     def counted(self) -> Steps:
-        """The rows in the window, as far as the samples that belong to them are there."""
+        """The rows after the warm-up, without those too recent to have device samples yet."""
         rows = self._counted.rows
         sampled_ns = self._sampled_until_ns
         if sampled_ns is None or rows.lowest("end_ns") > sampled_ns:
@@ -161,7 +162,7 @@ class Evidence:
 
     @cached_property
     def _counted(self) -> CountedRows:
-        """The rows after the warm-up, and by which rule."""
+        """The rows after the warm-up, and the rule that ended it."""
         if self.is_whole_run:
             return CountedRows(self.work, self._whole_start_ns, "the whole run")
         return after_warmup(
@@ -173,7 +174,7 @@ class Evidence:
 
     @cached_property
     def unbroken(self) -> TrainingWindow:
-        """From the first step to the last without all that has another name, for the warm-up."""
+        """All steps without evaluation, checkpoints and pauses; used to find the warm-up."""
         start_ns, end_ns = self._work_start_ns, self.work.highest("end_ns")
         if end_ns <= start_ns:
             raise NotMeasurable("the steps have no duration: all began and ended at one instant")
@@ -184,23 +185,23 @@ class Evidence:
         return self.work.lowest("start_ns")
 
     def all_periods_s(self, lane: Steps) -> FloatArray:
-        """The time of each row of a rank, warm-up included, without what has another name."""
+        """Seconds of each row of a rank, warm-up included, without evaluation and other phases."""
         return self.unbroken.periods_s(lane, int(lane["start_ns"][0]))
 
     def first_ns(self, lane: Steps) -> int:
-        """Where the first counted row of a rank begins: at its start if nothing was left out before
-        it, else with the window, so that it carries the gap before it."""
+        """When the time of a rank's first counted row begins: at the row's start if no row was left
+        out before it; else at the window's start, so that it includes the gap before it."""
         start_ns = self.window.start_ns
         nothing_before = self.run.between is None and start_ns == self._work_start_ns
         return int(lane["start_ns"][0]) if nothing_before else start_ns
 
     def periods_s(self, lane: Steps) -> FloatArray:
-        """The time of each counted row of a rank, with the gap before it and without cuts."""
+        """Seconds of each counted row of a rank, with the gap before it and without cuts."""
         return self.window.periods_s(lane, self.first_ns(lane))
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether the window is the whole run of a training."""
+        """True if the window is the whole run of a training."""
         return self.settings.window == WHOLE_RUN and self.trains
 
     @property
@@ -218,10 +219,10 @@ class Evidence:
 
     @cached_property
     def window(self) -> TrainingWindow:
-        """From the end of the last warm-up step to the end of the last counted one, less cuts.
+        """From the end of the last warm-up step to the end of the last counted one, without cuts.
 
-        Without a warm-up it begins with the first step. The window of a part of a run begins where
-        the part does, so that parts add up to the run.
+        Without a warm-up it begins with the first step. If only a part of the run was chosen, it
+        begins with that part, so that parts add up to the run.
         """
         if self.offered is not None:
             requests = self.offered.window
@@ -247,7 +248,7 @@ class Evidence:
 
     @cached_property
     def offered(self) -> Offered | None:
-        """The requests of `erg load` that count, failed ones included; None in any other run."""
+        """The requests of `erg load` after its warm-up, failed ones too; None in other runs."""
         if self.trains or not self.marked(LOAD_MARK):
             return None
         ends = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
@@ -268,7 +269,7 @@ class Evidence:
         return self.over(WHOLE_RUN)
 
     def over(self, window: str) -> Evidence:
-        """The same run seen through another window. What was read of the run is shared."""
+        """The same run seen through another window. Data already read is shared."""
         beside = copy.copy(self)
         for name in _OF_THE_WINDOW:
             beside.__dict__.pop(name, None)
@@ -309,12 +310,12 @@ class Evidence:
 
     @property
     def started_by(self) -> str:
-        """What the whole run begins with: the command, or the Meter."""
+        """What started the run: "command" (`erg record`) or "meter" (a Meter in the program)."""
         sources = {str(writer.header.get("source")) for writer in self.run.writers}
         return COMMAND if "recorder" in sources else METER
 
     def _whole_end_ns(self, last_step_ns: int) -> int:
-        """The run's end; of one that was cut off or is running, as far as it was sampled."""
+        """The run's end; if it was cut off or is running, the time of the last device sample."""
         sampled_ns = self._sampled_until_ns
         if sampled_ns is None:
             return self.watched.end_ns
@@ -322,7 +323,7 @@ class Evidence:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether steps that are still to come may change which ones are warm-up."""
+        """True if later steps of a running run may change which steps count as warm-up."""
         if not self.trains or self.run.status != RUNNING or self.is_whole_run:
             return False
         is_by_rule = (
@@ -335,7 +336,7 @@ class Evidence:
 
     @cached_property
     def span(self) -> TrainingWindow:
-        """The window; all of the time that was watched where there is no window of steps."""
+        """The window; without a window of steps, the time from the first record to the last."""
         has_steps = self.has_work and not self._why_single_step
         if has_steps or (self.offered and self.offered.settled):
             return self.window
@@ -343,12 +344,12 @@ class Evidence:
 
     @cached_property
     def has_work(self) -> bool:
-        """Whether there are steps to speak of."""
+        """True if the run has training steps, or requests of an inference run."""
         return or_none(lambda: self.work) is not None
 
     @property
     def no_work(self) -> str:
-        """Why there are no steps to speak of, in a few words. Only where `has_work` is False."""
+        """The reason why there are no steps or requests. Valid only if `has_work` is False."""
         if self.several:
             return self.several
         if self.marked(LOAD_MARK):
@@ -374,10 +375,10 @@ class Evidence:
 
     @cached_property
     def _sampled_until_ns(self) -> int | None:
-        """For a run that was cut off or goes on: up to when its energy is known.
+        """The time up to which energy is known in a run that was cut off or is running; else None.
 
-        Steps are handed over more often than samples. The last few are left out of everything, so
-        that all figures stay of one window.
+        Steps are written more often than device samples. Steps after the last sample are left out
+        of every metric, so that all metrics have the same window.
         """
         if self.run.status not in (CUT_OFF, RUNNING) or not self.devices("gpu", "cpu"):
             return None
@@ -387,12 +388,12 @@ class Evidence:
 
     @cached_property
     def watched(self) -> Window:
-        """From the first hand-over to the last: the life of the run."""
+        """The time from the run's first record to its last."""
         start_ns = self.run.start_ns
         seen_ns = [
             int(series.t_ns[-1])
             for number, writer in enumerate(self.run.writers)
-            if not writer.closed  # the last mark of one that was is its end
+            if not writer.closed  # a closed writer's last mark is its end
             for series in self.run.said_by(number, "cpu_s")["cpu_s"].values()
         ]
         end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
@@ -409,7 +410,7 @@ class Evidence:
 
     @cached_property
     def window_note(self) -> str:
-        """Which part of the run a figure is over, in words."""
+        """Which part of the run the metrics cover, as text."""
         if self.offered and self.offered.settled:
             return self.offered.note
         if self.span.kind == WATCHED:
@@ -438,20 +439,20 @@ class Evidence:
 
     @property
     def window_or_reason(self) -> str:
-        """Which part of the run figures are over, or why there is none."""
+        """Which part of the run the metrics cover, or why there is none, as text."""
         try:
             return self.window_note
         except NotMeasurable as error:
             return str(error)
 
     def _of_one(self, rows: Steps) -> str:
-        """The number of rows as text; of one rank for training steps, which ranks share."""
+        """The number of rows as text; training steps are counted on one rank only."""
         rows = rows.longest if self.trains else rows
         return _in_words(rows, "printed line" if self.from_output else "row")
 
     @property
     def steps_basis(self) -> Basis:
-        """How the steps were obtained."""
+        """The basis of the steps: measured by a Meter, else reported or derived."""
         if not self.from_output:
             return "measured"
         is_printed = self._times_are_printed or self._step_times_are_printed
@@ -459,28 +460,28 @@ class Evidence:
 
     @property
     def clock_basis(self) -> Basis:
-        """How times were obtained; in an imported log, from its text."""
+        """The basis of times: measured, or in an imported log reported or derived."""
         if not self.is_imported:
             return "measured"
         return "reported" if self._times_are_printed else "derived"
 
     @property
     def is_imported(self) -> bool:
-        """Whether the run was made of a log."""
+        """True if the run was imported from a log."""
         return "imported" in self.run.header
 
     @cached_property
     def _times_are_printed(self) -> bool:
-        """Whether a log's clock is the step times that the program printed."""
+        """True if a log's times are sums of the step times that the program printed."""
         return self.is_imported and any(_SUMMED in detail for detail in self.marked("assumed"))
 
     @cached_property
     def _step_times_are_printed(self) -> bool:
-        """Whether step lines came in blocks, and give the times of their steps themselves."""
+        """True if output was buffered, and step times were taken from the text of the lines."""
         return any(_STEP_TIMES_GIVEN in detail for detail in self.marked("output_buffered"))
 
     def warmup(self) -> tuple[float, str]:
-        """How many steps of a rank were left out at the start, and by which rule."""
+        """The number of warm-up steps of a rank that were left out, and the rule that chose it."""
         lane = self.work.longest
         before = np.zeros(len(lane), dtype=bool)
         if not self.is_whole_run:
@@ -489,7 +490,7 @@ class Evidence:
 
     @property
     def window_remarks(self) -> tuple[str, ...]:
-        """Remarks about the window: slow steps or spans that it holds."""
+        """Remarks about the window: slow steps, or evaluation and the like, that it includes."""
         return (*self._counted.remarks, *self.window.remarks)
 
     @cached_property
@@ -498,13 +499,13 @@ class Evidence:
         return Timed(self.counted, self.window)
 
     def marked(self, name: str) -> list[str]:
-        """The details of all marks of a name, in order."""
+        """The details of all marks with this name, in order."""
         return [mark.detail for mark in self.run.marks if mark.name == name]
 
     # -- devices ------------------------------------------------------------------------------
 
     def devices(self, *kinds: str) -> list[Device]:
-        """The devices of these kinds that were sampled, without GPUs that the run did not use."""
+        """The sampled devices of these kinds, without GPUs that the run did not use."""
         return [device for device in self._devices if device.kind in kinds]
 
     @cached_property
@@ -514,7 +515,7 @@ class Evidence:
 
     @cached_property
     def gpu_use(self) -> dict[str, GpuUse]:
-        """Whether the run used each GPU, by its id."""
+        """For each GPU id, whether the run used that GPU."""
         return gpu_use(self.run, self.settings.devices)
 
     def gpus(self, state: str) -> list[Device]:
@@ -522,12 +523,12 @@ class Evidence:
         return [self.run.devices[id_] for id_, use in self.gpu_use.items() if use.state == state]
 
     def series(self, column: str) -> Mapping[str, Series]:
-        """A column of the samples by device, loaded as devices are asked for."""
+        """A column of the samples, by device; a device's values are loaded on access."""
         return Column(self._columns, column)
 
     @cached_property
     def has_company(self) -> bool:
-        """Whether another training of the same run was at work in the window of this one."""
+        """True if another training of the same run had steps within this training's window."""
         rows = Steps(replace(self.run, writers=list(self.run.beside), beside=()).steps())
         span = self.span
         return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
@@ -538,11 +539,14 @@ class Evidence:
         return [detail for detail in self.marked("device_lost") if detail.startswith(names)]
 
     def why_no_device(self, what: str, *probes: str) -> str:
-        """Why nothing of a kind was sampled: reasons of its probes, failures during the run."""
+        """Return why no device of a kind was sampled: its probes' reasons and failures.
+
+        `what`: the kind, for the message; `probes`: the probes that could have sampled it.
+        """
         if self.is_imported:
             return f"no {what} in the log" if self.run.devices else _NO_READINGS
         reasons = {name: why for name, why in self.run.unavailable.items() if name in probes}
-        # That another maker's hardware is not there is no reason that anybody looks for.
+        # Leave out that hardware of another vendor is absent: no reader looks for that.
         near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}
         causes = [f"{name}: {why}" for name, why in (near or reasons).items()]
         causes += [why for why in self.marked("probe_failed") if why.startswith(probes)]
@@ -565,7 +569,7 @@ class Evidence:
 
 
 def _in_words(rows: Steps, what: str) -> str:
-    """How many steps; also how many rows (`what` they are), where a row is not one step."""
+    """The number of steps as text, and of rows (named `what`) if a row is not one step."""
     lines = number_of(len(rows), what)
     if np.isnan(rows["steps"]).any():
         return lines

@@ -1,9 +1,9 @@
 """Which GPUs a run used, and the facts of its hardware that comparisons need.
 
-A program that computes on the CPU is not billed for the idle GPU beside it, and one that uses a GPU
-of eight not for the other seven. The probe marks what it saw (`probes.usage` has the rule). Memory
-that a framework's allocator holds on a GPU proves its use. `--devices` overrides both. A GPU whose
-use is unknown counts, and its energy is then "derived".
+Energy of GPUs that the program does not use is not the run's: of an idle GPU beside a CPU program,
+or of seven of eight GPUs. The probe records use in marks (`probes.usage` has the rule). Memory that
+a framework's allocator holds on a GPU proves its use. `--devices` overrides both. A GPU whose use
+is unknown counts, and the energy's basis is then "derived".
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ergmeter.runlog.reader import Run
 
 ALL, NONE = "all", "none"  # of `--devices`
 _AS_GIVEN = "by --devices"
-_NOBODY = "no process of the run was on it"
+_NOBODY = "no process of the run used it"
 
 State: TypeAlias = Literal["used", "unused", "unknown", ""]  # "": not probed
-# What several writers saw of one GPU: the first of these that one of them saw.
+# If writers disagree on a GPU, the first of these states that any of them recorded.
 _ORDER: tuple[State, ...] = ("used", "unknown", "", "unused")
 _MARKS: dict[str, State] = {f"device_{state}": state for state in _ORDER if state}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Whether the run used a GPU, and how that is known."""
+    """Whether the run used a GPU, and the evidence for it."""
 
     state: State
     why: str = ""
 
     @property
     def counts(self) -> bool:
-        """Whether its energy and its peak are the run's."""
+        """True if the GPU's energy and peak count as the run's."""
         return self.state != "unused"
 
 
 def gpu_use(run: Run, devices: str | None = None) -> dict[str, GpuUse]:
     """The use of each GPU of a run, by id. `devices` is the value of `--devices`.
 
-    Where a writer recognised the program on one of its GPUs and said nothing of another, as
-    recordings of version 0.1.0 do, the other is unused.
+    If a writer marked one of its GPUs as used and has no mark on another, as in recordings of
+    version 0.1.0, the other is unused.
     """
     gpus = {device.id: device for device in run.devices.values() if device.kind == "gpu"}
     if devices is not None:
@@ -67,7 +67,7 @@ def gpu_use(run: Run, devices: str | None = None) -> dict[str, GpuUse]:
 
 
 def _marked(writer: WriterLog) -> dict[str, GpuUse]:
-    """The last use that a writer marked for each GPU; once used, always used."""
+    """The last state that a writer recorded for each GPU; "used" is final."""
     uses: dict[str, GpuUse] = {}
     for mark in writer.marks:
         id_, _, why = mark.detail.partition(" ")
@@ -116,7 +116,7 @@ def gpu_names(gpus: list[Device]) -> str:
 
 
 def board_facts(run: Run) -> dict[str, str | float]:
-    """Device, driver, power limit and temperatures by the ledger's names, if known."""
+    """Device, driver, power limit and temperatures, if known; keys as in an energy ledger."""
     gpus = [run.devices[id_] for id_, use in gpu_use(run).items() if use.counts]
     facts: dict[str, str | float] = {}
     names = sorted({gpu.name for gpu in gpus} or _processors(run))

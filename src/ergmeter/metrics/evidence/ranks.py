@@ -1,10 +1,10 @@
 """The ranks of a run: which share tokens, which recorded no steps, whether host clocks agree.
 
-Tensor- and pipeline-parallel ranks work on the same tokens, and each of them counts these. Of each
-such group one rank's count is used: the highest, because a rank that was killed, or that gets no
-batch in the middle of a pipeline, counts less. The layout is the user's (--layout), else the
-framework's; without either, every rank has tokens of its own. Rank 0's count times the number of
-groups would be wrong: batches differ in length, and a group may have been killed.
+Tensor- and pipeline-parallel ranks work on the same tokens, and each rank counts them. So one
+rank's count per group is used: the highest, because a rank that was killed, or that gets no batch
+in the middle of a pipeline, counts less. The layout is the user's (--layout), else the framework's;
+without either, ranks share no tokens. Rank 0's count times the number of groups would be wrong:
+batches differ in length, and a group may have been killed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 SAME_TOKENS = ("tp", "pp")
-SAME_SAMPLES = ("tp", "cp", "pp")  # of which each context-parallel rank has a part
-_APART_FRAC = 0.02  # beyond which ranks that should tell the same do not
+SAME_SAMPLES = ("tp", "cp", "pp")  # a context-parallel rank has a part of each sample
+_APART_FRAC = 0.02  # ranks that share tokens disagree if their counts differ by more
 
 
 def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
-    """Which rows to add up for this column: of each group of ranks that share it, one rank's."""
+    """A mask of the rows to sum: if ranks share this column's values, one rank of each group."""
     groups = _groups(evidence, _shared(evidence, column))
     if all(len(ranks) == 1 for ranks in groups.values()):
         return np.ones(len(rows), dtype=bool)
@@ -48,7 +48,7 @@ def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
 
 
 def shared_tokens_note(evidence: Evidence) -> str:
-    """How the ranks share their tokens, for a note; empty where none does."""
+    """For a note: how ranks share their tokens; "" if no ranks do."""
     groups = _groups(evidence, _shared(evidence))
     ranks = max(world_size(evidence), sum(len(group) for group in groups.values()))
     if ranks == len(groups):
@@ -72,21 +72,22 @@ def disagreement(evidence: Evidence, rows: Steps) -> str:
             if sums and min(sums.values()) < (1 - _APART_FRAC) * max(sums.values()):
                 least, most = (pick(sums, key=lambda r: sums[r]) for pick in (min, max))
                 return (
-                    f"ranks {least} and {most} are laid out to work on the same tokens but told"
-                    f" {sums[least]:.0f} and {sums[most]:.0f} of them: is the layout right?"
+                    f"ranks {least} and {most} share their tokens by the layout, but counted"
+                    f" {sums[least]:.0f} and {sums[most]:.0f}: is the layout right?"
                 )
     return ""
 
 
 def world_size(evidence: Evidence) -> int:
-    """The number of ranks, as any of them declares it; 1 if none does."""
+    """The number of ranks that the writers' headers declare; 1 if none does."""
     return max((declared_world_size(writer.header) for writer in evidence.run.writers), default=1)
 
 
 def _shared(evidence: Evidence, column: str = "") -> tuple[str, ...]:
     """The dimensions along which ranks share this column (tokens by default).
 
-    An integration that counts batches before their sequences are cut marks these as whole.
+    An integration that counts batches before sequences are split among context-parallel ranks
+    declares `whole_sequences`; then these ranks share tokens too.
     """
     is_whole = any(writer.header.get("whole_sequences") for writer in evidence.run.writers)
     return SAME_SAMPLES if is_whole or column == "samples" else SAME_TOKENS
@@ -100,19 +101,19 @@ def _how_many(evidence: Evidence, shared: tuple[str, ...]) -> int:
         return len({_own(layout.at(rank, everyone), shared) for rank in range(everyone)})
     declared = _coordinates_by_rank(evidence)
     if not declared or any("rank" in coordinate for coordinate in coordinates(evidence).values()):
-        return everyone  # of some it is not known: each stands for itself
+        return everyone  # unknown for some ranks: each is a group of its own
     at = _first_coordinates(evidence)
     return prod(int(size) for name, (_, size) in at.items() if name not in shared)
 
 
 def _first_coordinates(evidence: Evidence) -> dict[str, list[int]]:
-    """The coordinate and size of each dimension, of the first writer that declares them."""
+    """For each dimension, [coordinate, size] of the first writer that declares them."""
     declared = (declared_coordinates(writer.header) for writer in evidence.run.writers)
     return next(filter(None, declared), {})
 
 
 def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
-    """By rank: whether all of its rows have the column, and their sum."""
+    """For each rank: 1 if all its rows have the column, else 0; and the column's sum."""
     ranks, at = np.unique(np.nan_to_num(rows["rank"]).astype(np.int64), return_inverse=True)
     values = rows[column]
     gaps = np.bincount(at, weights=np.isnan(values)).tolist()
@@ -122,7 +123,7 @@ def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
 
 
 def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
-    """The ranks of each group, by the coordinates that its ranks share."""
+    """The ranks that share tokens, grouped by their coordinates in the other dimensions."""
     return listed_by((_own(at, shared), rank) for rank, at in coordinates(evidence).items())
 
 
@@ -132,24 +133,24 @@ def _own(coordinate: dict[str, int], shared: tuple[str, ...]) -> tuple[tuple[str
 
 @cached_result
 def coordinates(evidence: Evidence) -> dict[int, dict[str, int]]:
-    """The coordinate of each rank in the layout. A rank without one is a group of its own."""
+    """The coordinates of each rank in the layout; {"rank": rank} if they are unknown."""
     ranks = sorted(ranks_in(evidence.all_steps))
     everyone = max(world_size(evidence), max(ranks, default=0) + 1)
     if everyone < 2 and (evidence.from_output or evidence.settings.layout is None):
-        # Alone; or a program's output, which one of them has printed.
+        # A single rank; or printed output, which is one rank's.
         return {rank: {"rank": rank} for rank in ranks}
     if evidence.settings.layout is not None:
         layout = ParallelLayout.parsed(evidence.settings.layout)
         try:
             return {rank: layout.at(rank, everyone) for rank in ranks}
         except UsageError as error:
-            raise NotMeasurable(f"{error}: what its ranks share is not known") from error
+            raise NotMeasurable(f"{error}: which ranks share tokens is unknown") from error
     declared = _coordinates_by_rank(evidence)
     return {rank: declared.get(rank, {"rank": rank}) for rank in ranks}
 
 
 def ranks_in(rows: Steps) -> set[int]:
-    """The ranks of these rows."""
+    """The distinct ranks in these rows; rows without a rank are ignored."""
     return {int(rank) for rank in np.unique(rows["rank"]) if rank >= 0}
 
 
@@ -168,7 +169,7 @@ def _coordinates_by_rank(evidence: Evidence) -> dict[int, dict[str, int]]:
         why = _why_unknown(header)
         if why:
             raise NotMeasurable(
-                f"{why}: which of them share their tokens is not known; say it (--layout tp=2,...)"
+                f"{why}: which ranks share tokens is unknown; pass --layout tp=2,..."
             )
         at = declared_coordinates(header)
         if at:
@@ -177,7 +178,7 @@ def _coordinates_by_rank(evidence: Evidence) -> dict[int, dict[str, int]]:
 
 
 def ranks_by_writer(evidence: Evidence) -> dict[int, int]:
-    """The rank of each writer that recorded steps, by its number and its first row."""
+    """The rank of each writer that recorded steps, by writer number, from its first row."""
     rows = evidence.all_steps
     writers, first = np.unique(rows["writer"], return_index=True)
     ranks = np.nan_to_num(rows["rank"][first]).astype(int)
@@ -185,7 +186,7 @@ def ranks_by_writer(evidence: Evidence) -> dict[int, int]:
 
 
 def _why_unknown(header: dict[str, Any]) -> str:
-    """Why a declared coordinate is not one among all ranks, such as a mesh of some of them."""
+    """Why declared coordinates do not cover all ranks, such as a mesh of some ranks; else ""."""
     at, everyone = declared_coordinates(header), declared_world_size(header)
     placed = prod(int(size) for _, size in at.values())
     if at and everyone > 1 and placed != everyone:
@@ -196,7 +197,7 @@ def _why_unknown(header: dict[str, Any]) -> str:
 
 
 def declared_coordinates(header: dict[str, Any]) -> dict[str, list[int]]:
-    """The coordinate and size of each dimension in a writer's header."""
+    """For each dimension in a writer's header, [coordinate, size]."""
     declared = (layout.get("at") for layout in _declared_layouts(header))
     return next((dict(at) for at in declared if isinstance(at, dict)), {})
 
@@ -217,11 +218,11 @@ def _declared_layouts(header: dict[str, Any]) -> list[dict[str, Any]]:
 # clock only if its host reports no error bound, by ranks of one stage whose step numbers agree.
 # Where steps contradict a clock with an error bound, a note says so and nothing is moved.
 
-# What a time of day may be off where its host did not say: NTP over a bad network.
+# Assumed error of a time of day if the host did not report one: NTP over a bad network.
 UNKNOWN_ERROR_S = 0.1
 _FEW_STEPS = 10
-_STEADY_FRAC = 0.1  # of a step, that its ends on two hosts may scatter
-_ALIKE_FRAC = 0.9  # of the steps, that both have: else one of them has numbers of its own
+_STEADY_FRAC = 0.1  # of a step: the most that step ends on two hosts may scatter
+_ALIKE_FRAC = 0.9  # of the steps must be on both hosts; else their numbering differs
 
 _Ends: TypeAlias = "tuple[FloatArray, TimeArray]"  # numbers of steps, and when they ended
 _Stages: TypeAlias = "Callable[[int], int]"
@@ -229,26 +230,26 @@ _Stages: TypeAlias = "Callable[[int], int]"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """How far a host's time of day is from the first host's, by the steps both made."""
+    """How far a host's clock is from the first host's, judged by the steps that both made."""
 
     host: str
     ahead_s: float
     within_s: float
-    claimed_s: float  # how far off it may be by the hosts' own word
-    is_vouched_for: bool  # whether both hosts gave theirs
+    claimed_s: float  # the error that the hosts report themselves
+    is_vouched_for: bool  # True if both hosts report an error
     step_s: float
-    skipped: int  # steps that one of both has and the other has not
+    skipped: int  # steps that only one of the two hosts has
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether the steps contradict the time of day, and agree among themselves."""
+        """True if step ends consistently differ by more than the clocks' reported errors."""
         is_steady = self.within_s < _STEADY_FRAC * self.step_s
         return is_steady and abs(self.ahead_s) > self.claimed_s + 3 * self.within_s
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the clock is off: contradicted, by its host not vouched for, and not just by so
-        many whole steps as one host may have begun to count later."""
+        """True if the clock is contradicted, its error is not reported by both hosts, and the
+        difference is not just whole steps that one host began to count later."""
         steps_off = round(self.ahead_s / self.step_s)
         rest_s = abs(self.ahead_s - steps_off * self.step_s)
         is_whole = 1 <= abs(steps_off) <= max(1, self.skipped) and rest_s <= self.claimed_s
@@ -256,7 +257,10 @@ class HostClock:
 
 
 def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, ...]]:
-    """The run on one clock, and how the hosts' clocks compare. `layout`: as it was declared."""
+    """Return the run with all hosts on one clock, and how the clocks compare.
+
+    `layout`: the parallel layout that the user declared.
+    """
     hosts = listed_by((writer.clock_of, number) for number, writer in enumerate(run.writers))
     if len(hosts) < 2:
         return run, ()
@@ -279,7 +283,7 @@ def aligned(run: Run, layout: str | None = None) -> tuple[Run, tuple[HostClock, 
 
 
 def clock_notes(clocks: tuple[HostClock, ...]) -> Iterator[str]:
-    """Notes about clocks that were wrong, or seem to be."""
+    """Yield notes about host clocks that were wrong and corrected, or that may be wrong."""
     wrong = [clock for clock in clocks if clock.is_wrong]
     if wrong:
         worst, more = _worst(wrong)
@@ -295,9 +299,8 @@ def clock_notes(clocks: tuple[HostClock, ...]) -> Iterator[str]:
         way = "later" if worst.ahead_s > 0 else "earlier"
         yield (
             f"steps on {worst.host}{more} end {duration(abs(worst.ahead_s))} {way} than on the"
-            f" first host, whose clocks may be {duration(worst.claimed_s)} apart: stages of a"
-            " pipeline, steps that are numbered otherwise, or a clock that is wrong; they are left"
-            " as they are"
+            f" first host, whose clocks may be {duration(worst.claimed_s)} apart: the cause may be"
+            " pipeline stages, step numbers that differ, or a wrong clock; times are not corrected"
         )
 
 
@@ -307,7 +310,7 @@ def _worst(clocks: list[HostClock]) -> tuple[HostClock, str]:
 
 
 def _by_stage(run: Run, numbers: list[int], declared: _Stages | None) -> dict[int, _Ends]:
-    """The step ends of a host's first writer with enough steps, by pipeline stage."""
+    """For each pipeline stage, step numbers and ends of a host's first writer with enough steps."""
     ends_by_stage: dict[int, _Ends] = {}
     for number in numbers:
         at = declared_coordinates(run.writers[number].header).get("pp")
@@ -327,14 +330,14 @@ def _by_stage(run: Run, numbers: list[int], declared: _Stages | None) -> dict[in
 
 
 def _declared_stages(run: Run, layout: str | None) -> _Stages | None:
-    """The pipeline stage of a rank, as a function; None without a declared pipeline."""
+    """Return a function from rank to pipeline stage; None if no pipeline was declared."""
     if layout is None:
         return None
     world = max(declared_world_size(writer.header) for writer in run.writers)
     try:
         parsed = ParallelLayout.parsed(layout)
         parsed.check(world)
-    except UsageError:  # tokens say what is wrong with it
+    except UsageError:  # the token metrics report what is wrong with it
         return None
     if parsed.sizes.get("pp", 1) == 1:
         return None
@@ -380,7 +383,7 @@ _FEW = 8
 def missing_ranks(evidence: Evidence) -> tuple[int, ...]:
     """The ranks that recorded no steps; empty if the number of ranks is unknown."""
     world = world_size(evidence)
-    if world < 2 or evidence.from_output:  # one of the ranks prints, for all of them
+    if world < 2 or evidence.from_output:  # one rank prints for all ranks
         return ()
     rows = evidence.work
     if len(rows.lanes) >= world:
@@ -389,7 +392,7 @@ def missing_ranks(evidence: Evidence) -> tuple[int, ...]:
 
 
 def why_not_all(evidence: Evidence, what: str = "tokens") -> str:
-    """Which ranks are missing from the tokens or samples of a run; empty where none is."""
+    """The ranks without steps, as text, if the run's tokens or samples lack theirs; else ""."""
     missing = missing_ranks(evidence)
     if not missing:
         return ""
@@ -401,20 +404,21 @@ def why_not_all(evidence: Evidence, what: str = "tokens") -> str:
     if present >= groups:
         return ""
     some = ", ".join(map(str, missing[:_FEW])) + (", ..." if len(missing) > _FEW else "")
-    who = f"{len(missing)} of the {world} ranks told no steps ({some})"
+    who = f"{len(missing)} of the {world} ranks recorded no steps ({some})"
     return who if groups == world else f"{who}, {groups - present} of {groups} groups of ranks"
 
 
 def missing_ranks_note(evidence: Evidence, what: str = "tokens") -> str:
-    """Which ranks a count is of, for a note; empty if it is of all."""
+    """For a note: how many ranks a count covers; "" if it covers all."""
     if not why_not_all(evidence, what):
         return ""
     world = world_size(evidence)
-    return f"of {world - len(missing_ranks(evidence))} of {world} ranks: the others told no steps"
+    some = f"of {world - len(missing_ranks(evidence))} of {world} ranks"
+    return f"{some}: the others recorded no steps"
 
 
 def is_declared(evidence: Evidence, what: str = "tokens") -> bool:
-    """Whether the user declared the amount per step of all ranks, where ranks are missing."""
+    """True if ranks are missing, and the user declared the amount per step of all ranks."""
     settings = evidence.settings
     declared = settings.samples_per_step if what == "samples" else settings.tokens_per_step
     return declared is not None and bool(why_not_all(evidence, what))
@@ -425,8 +429,8 @@ def need_all(evidence: Evidence, what: str = "tokens") -> None:
     why = why_not_all(evidence, what)
     if why and not is_declared(evidence, what):
         raise NotMeasurable(
-            f"{why}: the {what} of all ranks are not known; use a Meter in each rank, say which"
-            f" ranks share theirs (--layout), or give --{what}-per-step"
+            f"{why}: the {what} of all ranks are unknown; use a Meter in each rank, state which"
+            f" ranks share {what} (--layout), or pass --{what}-per-step"
         )
 
 

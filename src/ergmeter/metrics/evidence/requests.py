@@ -4,8 +4,8 @@ The window of a load run is from the first counted request offered to the last c
 (answered or failed). A window of the answered ones alone leaves out the time that failures cost:
 20 answers in 0.4 s and then ten time-outs of 2 s are 1.8 answers a second, not 46.
 
-Each request is a row of `reported`, written when it is settled: at that time, by what became of it,
-with the seconds since it was offered. So failures of a run that was killed are known as well.
+Each request is a row of the table `reported`, written when it is settled. The row's name is the
+outcome, its value the seconds since the request was offered. So failures of a killed run are known.
 """
 
 from __future__ import annotations
@@ -27,60 +27,60 @@ if TYPE_CHECKING:
 
 ANSWERED, UNSETTLED = "request_answered", "request_unsettled"
 _FAILED = "request_failed: "
-LOAD_MARK = "server"  # every run of `erg load` has it,
-END_MARK = "load_client"  # and this one too where it came to its end
+LOAD_MARK = "server"  # every run of `erg load` has this mark,
+END_MARK = "load_client"  # and this one if the load ended normally or was interrupted
 _NOT_MEASURED = "generate_not_measured"
 
 
 def failed_as(kind: str) -> str:
-    """The name of a failed request's row."""
+    """The name of the row of a failed request; `kind`: how it failed."""
     return f"{_FAILED}{kind}"
 
 
 @dataclass(frozen=True)
 class Offered:
-    """The requests that count, by what became of them."""
+    """The requests of `erg load` after the warm-up, with their outcomes."""
 
     offered_ns: TimeArray
-    end_ns: TimeArray  # when it was settled; of one that was not, when it was interrupted
-    names: list[str]  # of their rows
-    warmup: int = 0  # requests that were left out before them
+    end_ns: TimeArray  # when each was settled; if it was not, when the load was interrupted
+    names: list[str]  # the row's name, which is the outcome
+    warmup: int = 0  # requests of the warm-up, which are left out
 
     def __len__(self) -> int:
         return len(self.offered_ns)
 
     @cached_property
     def answered(self) -> int:
-        """Requests that were answered whole."""
+        """The number of completely answered requests."""
         return self.names.count(ANSWERED)
 
     @cached_property
     def unsettled(self) -> int:
-        """Requests in flight when it was interrupted."""
+        """The number of requests in flight when the load was interrupted."""
         return self.names.count(UNSETTLED)
 
     @cached_property
     def failures(self) -> Counter[str]:
-        """Requests that failed, by kind."""
+        """The number of failed requests, by kind of failure."""
         failed = (name for name in self.names if name.startswith(_FAILED))
         return Counter(name.removeprefix(_FAILED) for name in failed)
 
     @property
     def failed(self) -> int:
-        """Requests without a whole answer."""
+        """The number of failed requests."""
         return sum(self.failures.values())
 
     @property
     def settled(self) -> int:
-        """Requests that were answered or failed."""
+        """The number of requests that were answered or failed."""
         return self.answered + self.failed
 
     @cached_property
     def window(self) -> Window:
-        """From the first offered to the last settled. Raises NotMeasurable if none was settled."""
+        """From the first request offered to the last settled. NotMeasurable if none was settled."""
         if not len(self):
             raise NotMeasurable(
-                f"no request after the warm-up, which has {number_of(self.warmup, 'request')}"
+                f"no request after the warm-up of {number_of(self.warmup, 'request')}"
             )
         if not self.settled:
             raise NotMeasurable(
@@ -92,7 +92,7 @@ class Offered:
 
     @property
     def note(self) -> str:
-        """What the window holds, in words."""
+        """The window as text, such as "over 20 answers in 0.4 s"."""
         if self.answered == len(self):
             what = number_of(self.answered, "answer")
         else:
@@ -102,21 +102,21 @@ class Offered:
 
     @property
     def outcomes(self) -> str:
-        """How many were answered, how many not."""
+        """The outcomes as text, such as "18 answered, 2 failed"."""
         flying = f", {self.unsettled} in flight at the end" if self.unsettled else ""
         return f"{self.answered} answered, {self.failed} failed{flying}"
 
     def in_flight_mean(self, window: Window) -> float:
-        """How many were under way, on average over a window."""
+        """The mean number of requests in flight over a window."""
         ends = np.minimum(self.end_ns, window.end_ns)
         under_way_ns = np.maximum(ends - np.maximum(self.offered_ns, window.start_ns), 0).sum()
         return float(under_way_ns) / NS_PER_S / window.duration_s
 
 
 def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | None:
-    """The requests of a load, offered since a time and settled until another; None without rows.
+    """Return the requests offered since `since_ns` and settled until `until_ns`; None without rows.
 
-    Where the run is a part of a longer one, those that were settled in that part.
+    If the run is a part of a longer one, only requests settled in that part.
     """
     part = run.between
     rows = [
@@ -134,7 +134,7 @@ def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | N
 
 
 def has_rows(run: Run) -> bool:
-    """Whether a run has rows of offered requests, counted or not."""
+    """True if a run has rows of offered requests, also if only of the warm-up."""
     return any(_is_row(reported.name) for reported in run.reported())
 
 
@@ -143,7 +143,7 @@ def _is_row(name: str) -> bool:
 
 
 def why_not_timed(evidence: Evidence) -> str:
-    """Why a run has no timed generation, and what times it."""
+    """Why a run has no timed requests, or what would time them."""
     details = evidence.marked(_NOT_MEASURED)
     if details:
         return f"a call of `generate` was not timed ({details[-1]})"
@@ -151,7 +151,7 @@ def why_not_timed(evidence: Evidence) -> str:
 
 
 def failed_by_mark(run: Run) -> tuple[int, str] | None:
-    """Failed requests and their kinds in a run that has no rows of them."""
+    """The number and kinds of failed requests, from the mark of an older `erg load`."""
     marks = [mark.detail for mark in run.marks if mark.name == "requests_failed"]
     if not marks:
         return None
@@ -160,7 +160,7 @@ def failed_by_mark(run: Run) -> tuple[int, str] | None:
 
 
 def need_failures(evidence: Evidence) -> None:
-    """Refuse rates of a run in which requests failed at times that it does not hold."""
+    """Raise NotMeasurable if requests failed at unknown times, as in runs of older versions."""
     failed = None if evidence.offered else failed_by_mark(evidence.run)
     if failed and failed[0]:
         raise NotMeasurable(

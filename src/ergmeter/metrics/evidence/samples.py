@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def cached_result(
     compute: Callable[Concatenate[Evidence, Asked], Answer],
 ) -> Callable[Concatenate[Evidence, Asked], Answer]:
-    """Caches a function's result, or its NotMeasurable, per evidence and arguments."""
+    """Decorator: cache a function's result, or its NotMeasurable, per evidence and arguments."""
 
     @wraps(compute)
     def cached(evidence: Evidence, /, *about: Asked.args, **further: Asked.kwargs) -> Answer:
@@ -52,14 +52,14 @@ def cached_result(
     return cached
 
 
-BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind
+BOUNDARY = "boundary"  # the devices whose energy counts as the run's, whatever their kind
 device_questions: dict[str, list[Callable[[Evidence, Device], object]]] = {}
 
 
 def cached_for_kinds(
     *kinds: str,
 ) -> Callable[[Callable[[Evidence, Device], Answer]], Callable[[Evidence, Device], Answer]]:
-    """Caches a function of a device, and has `visit` call it for devices of these kinds."""
+    """Decorator: cache a function of a device; `visit` calls it for devices of these kinds."""
 
     def registered(
         compute: Callable[[Evidence, Device], Answer],
@@ -75,7 +75,7 @@ def cached_for_kinds(
 def prefetch(
     compute: Callable[[Evidence, str, Device], object], *columns: str, of: tuple[str, ...]
 ) -> None:
-    """Has `visit` call a cached function for these columns of devices of these kinds."""
+    """Register a cached function of a column: `visit` calls it for devices of kinds `of`."""
     for kind in of:
         device_questions.setdefault(kind, []).extend(_about(compute, column) for column in columns)
 
@@ -87,7 +87,7 @@ def _about(
 
 
 def visit(evidence: Evidence, device: Device, *, is_in_boundary: bool) -> None:
-    """Calls all functions registered for a device while its samples are in memory."""
+    """Call all functions registered for a device, while its samples are in memory."""
     for kind in (device.kind, BOUNDARY) if is_in_boundary else (device.kind,):
         for ask in device_questions.get(kind, ()):
             with suppress(Exception):  # a plugin may fail; the metric that calls it says why
@@ -98,12 +98,12 @@ def _named(argument: object) -> object:
     return argument.id if isinstance(argument, Device) else argument
 
 
-# Columns of a device over the window. Readings must reach from one end of the window to the other:
-# a probe that failed in the first minute says nothing of the hour after it.
+# Columns of a device over the window. Readings must span the window: those of a probe that failed
+# in the first minute do not cover the next hour.
 
-ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
+ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # probes that read accelerators
 CPUS = ("rapl", "grace", "apple")
-# By kind of device: what one is called, and the probes that read it.
+# For each kind of device: its name in messages, and the probes that read it.
 _SAMPLED = {
     "gpu": ("accelerator", ACCELERATORS),
     "cpu": ("CPU energy counter", CPUS),
@@ -113,7 +113,8 @@ _SAMPLED = {
     "process": ("process reading", ("process",)),
     "allocator": ("allocator of a framework", ("allocator",)),
 }
-# What a window may stick out over the readings: some of their intervals, or this for a single one.
+# The window may begin before the first reading, and end after the last, by this many reading
+# intervals or this many seconds, whichever is more.
 _INTERVALS = 2.5
 _LEAST_S = 3.0
 
@@ -131,7 +132,7 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     """The readings of a device's column. Raises NotMeasurable if there are none."""
     series = evidence.series(column).get(device.id)
     if series is None:
-        # A process that was read while it ran has its CPU time at least.
+        # Every process that was read has CPU time.
         if device.kind == "process" and evidence.series("cpu_s").get(device.id) is None:
             lasted = duration(evidence.watched.duration_s)
             raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
@@ -142,18 +143,18 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
 
 @cached_result
 def highest_of(evidence: Evidence, column: str, device: Device) -> float:
-    """The highest reading of a device's column, over the whole run."""
+    """The highest reading of a column of a device in the whole run."""
     return float(readings(evidence, column, device).values.max())
 
 
 def why_absent(device: Device, column: str) -> str:
-    """Why a device has no such column, as its probe recorded at the start; "" if not known."""
+    """Why a device does not report a column, as its probe recorded; "" if unknown."""
     absent = device.facts.get("absent") or {}
     return "; ".join(reason for reason, columns in absent.items() if column in columns)
 
 
 def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
-    """Which readings lie in the window. Raises NotMeasurable if none does."""
+    """A mask of the readings in the window. Raises NotMeasurable if there are none."""
     mask = evidence.span.contains(t_ns)
     if not mask.any():
         raise NotMeasurable("no reading in the window")
@@ -168,20 +169,20 @@ def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray
 
 
 def mean_over(values: Sequence[float]) -> tuple[float, str]:
-    """The mean over devices, and the beginning of a note if there are several."""
+    """Return the mean over devices, and "mean over N devices; " for a note if there are several."""
     each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
     return sum(values) / len(values), each
 
 
 def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
-    """The share of a device's readings in which it was throttled for one of these reasons."""
+    """The share of a device's readings in which it was throttled for a reason in `mask`."""
     bits = window_values(evidence, "throttled", device).astype(np.int64)
     return float(((bits & mask) != 0).mean())
 
 
 @cached_result
 def mean(evidence: Evidence, column: str, device: Device) -> float:
-    """Mean over time of a gauge: each reading counts for the time it stands for."""
+    """Time-weighted mean of a gauge over the window, with straight lines between readings."""
     series = readings(evidence, column, device)
     _check_reach(evidence, series.t_ns)
     window = evidence.span
@@ -196,11 +197,11 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
 def mean_activity(
     evidence: Evidence, column: str, device: Device, *, most: float
 ) -> tuple[float, float, float]:
-    """Mean over time of readings that are means over a span, each weighted by its span.
+    """Return the mean of readings that are themselves means over a span, and its bounds.
 
-    Of a span that is only partly in the window, its mean counts for the part that is. How it was
-    spread is not known: all of it may lie in that part, as far as a device can do (`most`), or in
-    the rest. So the mean is given with the least and the most that it may be.
+    Readings are weighted by their span. If a span is only partly in the window, its mean counts for
+    the part inside. All of its activity, up to the maximum `most`, may lie inside or outside, which
+    gives the lower and the upper bound.
     """
     series = readings(evidence, column, device)
     begins_ns = begins_ns_of(evidence, device, series.t_ns)
@@ -222,7 +223,7 @@ def mean_activity(
 
 
 def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray:
-    """The start of each span: as recorded with it, else the reading before."""
+    """The start of the span that each reading is a mean of: as recorded, else the last reading."""
     begins_ns = np.concatenate((t_ns[:1], t_ns[:-1]))
     spans = evidence.series("activity_s").get(device.id)
     if spans is not None:
@@ -235,7 +236,7 @@ def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArr
 
 @cached_result
 def rate(evidence: Evidence, column: str, device: Device) -> float:
-    """The rate of a counter: its growth over the time between the readings nearest the edges."""
+    """A counter's growth per second of the window, interpolated at the window's edges."""
     series = readings(evidence, column, device)
     _check_reach(evidence, series.t_ns)
     starts, ends = (
@@ -275,8 +276,8 @@ class SampleColumns:
         self._run = run
         self._loaded_columns: dict[tuple[int, str], dict[str, Series]] = {}
         self._readings = 0  # in memory
-        self._loaded: set[tuple[int, str]] = set()  # once, if it was let go or not
-        self._names: dict[int, set[str]] = {}  # what each writer has said at all
+        self._loaded: set[tuple[int, str]] = set()  # ever loaded, also if freed since
+        self._names: dict[int, set[str]] = {}  # the columns that each writer has
         self._writers: dict[str, list[int]] = {}
         for number, writer in enumerate(run.writers):
             for device in writer.devices:
@@ -284,7 +285,7 @@ class SampleColumns:
                     self._writers[device.id].append(number)
 
     def devices(self) -> Iterator[str]:
-        """All device ids, those of one writer together."""
+        """All device ids; those of one writer are adjacent."""
         return iter(self._writers)
 
     def of(self, device: str, column: str) -> Series | None:
@@ -323,7 +324,7 @@ class SampleColumns:
 
 
 class Column(Mapping[str, Series]):
-    """One column by device, without devices that have no reading of it."""
+    """One column as a mapping from device id to series; devices without readings are left out."""
 
     def __init__(self, columns: SampleColumns, name: str) -> None:
         self._columns = columns
@@ -344,5 +345,5 @@ class Column(Mapping[str, Series]):
 
 
 def _size(by_device: dict[str, Series]) -> int:
-    """The readings of a column of one writer."""
+    """The number of readings in a column of one writer, plus 1."""
     return 1 + sum(len(series.t_ns) for series in by_device.values())

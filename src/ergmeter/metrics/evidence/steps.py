@@ -1,11 +1,11 @@
 """Steps of a run as columns, one lane per rank; large runs are spooled to a file.
 
-A writer is not a rank. Two Meters one after the other in one program are one rank; two processes at
-the same time that both claim rank 0 are two. Rows of one rank are a lane, and what is counted "per
-rank" is counted per lane.
+A writer is not a rank. Two Meters one after the other in one program are one rank; two simultaneous
+processes that both claim rank 0 are two ranks. The rows of one rank are a lane, and counts "per
+rank" are counts per lane.
 
-The columns of a large training are not in memory. Each is read when it is asked for, of one lane or
-of all lanes; nobody keeps it.
+The columns of a large training are not in memory. A column is read on each use, of one lane or of
+all lanes, and is not cached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class LazyColumns(Mapping[str, Array]):
-    """Columns that are loaded on every use."""
+    """Columns that are loaded anew on each access."""
 
     def __init__(self, names: Iterable[str], load: Callable[[str], Array]) -> None:
         self._names = dict.fromkeys(names)
@@ -68,7 +68,7 @@ class Spool:
         self.close = weakref.finalize(self, file.close)
 
     def put(self, columns: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Writes columns to the file and returns them read from it; as they are if that fails."""
+        """Write columns to the file; return columns that read from it, or the originals."""
         stored: dict[str, Callable[[], Array]] = {}
         for name, column in columns.items():
             if column.strides == (0,):  # one number for all rows
@@ -101,10 +101,10 @@ MAX_ROWS = 400_000
 
 @dataclass(frozen=True)
 class Steps:
-    """Rows of steps. In a lane they are in order of their start."""
+    """Rows of steps and phases as columns. Rows of a lane are ordered by start."""
 
     columns: Mapping[str, Array]
-    spooled_lanes: tuple[Steps, ...] = ()  # where the rows are in a file, to be read one at a time
+    spooled_lanes: tuple[Steps, ...] = ()  # for rows in a file: lanes that are read one at a time
 
     def __len__(self) -> int:
         return self._rows
@@ -118,7 +118,7 @@ class Steps:
         return cast("FloatArray", self.columns[name])  # times are used as numbers too
 
     def where(self, mask: Mask) -> Steps:
-        """The rows for which the mask holds."""
+        """The rows that a mask selects: booleans or positions."""
         if mask.dtype == bool and mask.all():
             return self  # nothing is copied
         if self.spooled_lanes and mask.dtype == bool:
@@ -134,7 +134,7 @@ class Steps:
         return self.where(self.is_of_phase(*phases)) if len(self) else self
 
     def is_of_phase(self, *phases: str) -> Mask:
-        """Which rows are of these phases."""
+        """A mask of the rows of these phases."""
         return np.isin(self["phase"], [PHASES.index(phase) for phase in phases])
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
@@ -146,38 +146,38 @@ class Steps:
 
     @cached_property
     def lanes(self) -> Sequence[Steps]:
-        """The rows of each rank by itself."""
+        """The rows of each rank, as one `Steps` per rank."""
         if self.spooled_lanes:
             return self.spooled_lanes
         if "lane" not in self.columns:
             return with_lanes(self).lanes
-        # They lie together, so that each is a slice, and no copy.
+        # Rows of a lane are adjacent, so each lane is a slice without a copy.
         edges = np.flatnonzero(np.diff(self["lane"], prepend=-1, append=-1))
         return [_view(self.columns, slice(*rows)) for rows in pairwise(edges.tolist())]
 
     @cached_property
     def longest(self) -> Steps:
-        """The lane with the most rows; of several the lowest rank's."""
+        """The lane with the most rows; among equals, that of the lowest rank."""
         if not len(self):
             return self
         return max(self.lanes, key=lambda lane: (len(lane), -_rank(lane)))
 
     def lowest(self, name: str) -> int:
-        """The least of a column of times."""
+        """The lowest value of a column of times."""
         return int(self[name].min())
 
     def highest(self, name: str) -> int:
-        """The most of a column of times."""
+        """The highest value of a column of times."""
         return int(self[name].max())
 
     @property
     def step_counts(self) -> FloatArray:
-        """The optimizer steps of each row; 1 where a row does not say."""
+        """The number of optimizer steps of each row; 1 where it is unknown."""
         return np.nan_to_num(self["steps"], nan=1.0)
 
     @property
     def steps_before(self) -> FloatArray:
-        """The optimizer steps of all rows before each row."""
+        """The number of optimizer steps before each row."""
         return np.cumsum(self.step_counts) - self.step_counts
 
     @property
@@ -187,12 +187,12 @@ class Steps:
 
     @property
     def duration_s(self) -> FloatArray:
-        """How long each row lasted."""
+        """The duration of each row in seconds."""
         return (self["end_ns"] - self["start_ns"]) / NS_PER_S
 
     @property
     def busy_s(self) -> float:
-        """Time in which a row was open. Rows that overlap, of several threads, count once."""
+        """Seconds covered by rows. Time in several overlapping rows counts once."""
         if not len(self):
             return 0.0
         order = np.argsort(self["start_ns"], kind="stable")
@@ -204,7 +204,7 @@ class Steps:
 
 
 def _spooled(names: Iterable[str], lanes: Iterable[Steps]) -> Steps:
-    """Rows of many ranks, of which one's at a time are in memory; with columns of these names."""
+    """Rows of many ranks with columns of these names; one rank's rows are in memory at a time."""
     own = tuple(lane for lane in lanes if len(lane))
 
     def load(name: str) -> Array:
@@ -214,7 +214,7 @@ def _spooled(names: Iterable[str], lanes: Iterable[Steps]) -> Steps:
 
 
 def read_steps(run: Run, stream: str = "") -> Steps:
-    """The steps of all writers, lane by lane; in a file where there are many of them."""
+    """The steps of all writers, lane by lane; spooled to a file if there are many."""
     parts: list[Any] = []
     rows = 0
     spool: Spool | None = None
@@ -235,7 +235,7 @@ def read_steps(run: Run, stream: str = "") -> Steps:
 
 
 def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> Steps:
-    """The rows of one rank in order of their start, from the parts of its writers."""
+    """The rows of one rank ordered by start, joined from the columns of its writers."""
     starts = _side_by_side([part["start_ns"] for part in parts])
     rows, is_in_order = len(starts), not (starts[1:] < starts[:-1]).any()
     order = None if is_in_order else np.argsort(starts, kind="stable")
@@ -252,17 +252,17 @@ def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> Steps:
 def _opened() -> Spool | None:
     try:
         return Spool()
-    except OSError:  # nowhere to write: they stay in memory
+    except OSError:  # no temporary file: rows stay in memory
         return None
 
 
 def _view(columns: Mapping[str, Array], rows: Mask | slice) -> Steps:
-    """Some rows of these columns, taken as they are asked for."""
+    """Some rows of these columns; a column is selected on access."""
     return Steps(LazyColumns(columns, lambda name: _chosen(columns[name], rows)))
 
 
 def _chosen(column: Any, mask: Mask | slice) -> Any:  # noqa: ANN401  whichever array type came in
-    """Some rows of a column. One that is a single number throughout stays one."""
+    """Some rows of a column. A column that repeats a single number stays a broadcast."""
     if isinstance(mask, slice) or column.strides != (0,):
         return column[mask]
     rows = int(mask.sum()) if mask.dtype == bool else len(mask)
@@ -279,7 +279,7 @@ def _rank(lane: Steps) -> float:
 
 
 def with_lanes(rows: Steps) -> Steps:
-    """The rows in order of rank and start, with a column `lane` per rank."""
+    """The rows ordered by lane and start, with a column `lane`: a number per rank."""
     if "lane" in rows.columns:
         return rows
     writers, inverse = np.unique(rows["writer"], return_inverse=True)
@@ -296,18 +296,18 @@ def with_lanes(rows: Steps) -> Steps:
 
 
 def _span(part: Mapping[str, Array]) -> tuple[float, float, float]:
-    """The first start and last end of a writer's steps, and its rank."""
+    """Return the first start, the last end and the rank of a writer's steps."""
     return float(part["start_ns"].min()), float(part["end_ns"].max()), float(part["rank"][0])
 
 
 def _lanes_of(spans: Iterable[tuple[float, float, float]]) -> Mask:
-    """The lane of each writer, by its span. Writers of one rank share one if they do not overlap.
+    """The lane number of each writer. Writers of one rank share a lane if their spans do not
+    overlap.
 
-    Lanes are in the order in which they are written: a large training's rows then stay where they
-    are.
+    Lanes are numbered in the order of writers, so that rows of a large training need no sorting.
     """
     numbered = [(*span, number) for number, span in enumerate(spans)]
-    ends: dict[float, list[tuple[float, int]]] = {}  # by rank: where its lanes end so far
+    ends: dict[float, list[tuple[float, int]]] = {}  # by rank: the end so far of each of its lanes
     lane_of = np.zeros(len(numbered), dtype=np.int64)
     lanes = 0
     for start_ns, end_ns, rank, number in sorted(numbered):
@@ -330,7 +330,7 @@ def _is_in_order(lane: Mask, start_ns: FloatArray) -> bool:
 
 
 def interval_in_order(top: FloatArray, bottom: FloatArray) -> tuple[float, float] | None:
-    """The 95 % interval of a ratio of sums, from blocks of rows as they lie, rank after rank."""
+    """The 95 % interval of sum(top) / sum(bottom), from blocks of rows in their order."""
     cuts = cuts_of(len(top))
     if cuts is None:
         return None
@@ -339,15 +339,15 @@ def interval_in_order(top: FloatArray, bottom: FloatArray) -> tuple[float, float
 
 
 def _sums(block: Array, amounts: FloatArray) -> FloatArray:
-    """The sum of each block; `block`: the number of each row's."""
+    """The sum of `amounts` in each block; `block`: the block number of each row."""
     return np.asarray(np.bincount(block, weights=amounts), dtype=np.float64)
 
 
 class Timed:
-    """The rows of all ranks in the order in which they ended, cut into blocks of as many."""
+    """The rows of all ranks ordered by end and cut into equal blocks, for intervals of rates."""
 
     def __init__(self, rows: Steps, window: TrainingWindow) -> None:
-        """`window`: what the rows are over, from the start of the first block on."""
+        """`window`: the window of the rows; the first block begins with it."""
         self._block: Array = np.empty(0, dtype=np.uint8)  # of each row
         self._lasted_s: FloatArray = np.empty(0)
         cuts = cuts_of(len(rows))

@@ -28,19 +28,19 @@ from ergmeter.units import NS_PER_S, duration, number_of
 # Warm-up. Compiling, autotuning and cold caches make the first steps slow. The rule leaves out
 # leading steps that each take more than 1.5 times the median of the later ones (docs/concepts.md
 # has its constants). MSER, which drops a prefix if the rest looks steadier, dropped 14 of 61 steps
-# where one was slow. In a run with slow steps now and then, dropping a slow first step would make
-# the run look faster: a step stays if more than 5 % of the later ones are at least half as far
-# above the median.
+# although one was slow. In a run with occasional slow steps, dropping a slow first step would make
+# the run look faster: it stays if more than 5 % of the later steps are at least half as far above
+# the median.
 #
 # All ranks share one instant, the latest that any of them needs. An option, a mark or profiled
 # steps replace the rule.
 
-# The rule. docs/concepts.md gives the bias that these leave on stationary step times.
+# The rule's constants. docs/concepts.md gives the bias that they leave on stationary step times.
 SLOW_FACTOR = 1.5  # times the median of the later steps
 MOST_FRAC = 0.2  # of the steps that are looked at
 MOST_STEPS = 50
-LATER_SLOW_FRAC = 0.05  # of the later steps, above which slow steps are this run's nature:
-AS_SLOW = 0.5  # those that are above the median by this share of what the leading one is
+LATER_SLOW_FRAC = 0.05  # of the later steps: with more slow ones, the run is slow throughout
+AS_SLOW = 0.5  # a later step is slow if above the median by this share of the leading step's excess
 FEW_STEPS = 5  # with fewer, only the first step can be warm-up
 LOOKED_AT_STEPS = 250  # 50 are 20 % of them; later steps change nothing
 
@@ -49,8 +49,8 @@ _RULES = {
     "warmup_end": "until the mark warmup_end",
     "profile_unread": "until the profiled steps were over",
 }
-_FEW = 5  # steps that must be left once the profile is over,
-_EARLY = 30  # if it came so early; else as many as there were before
+_FEW = 5  # steps that must be left after the profiled ones,
+_EARLY = 30  # if at most this many came before; else as many as came before
 
 
 class SingleStep(NotMeasurable):
@@ -59,7 +59,7 @@ class SingleStep(NotMeasurable):
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The rows that are counted, where their time begins, and by which rule."""
+    """The rows after the warm-up, when their time begins, and the rule that ended the warm-up."""
 
     rows: Steps
     start_ns: int
@@ -72,12 +72,12 @@ class SlowStart:
     """The result of the warm-up rule for a series of step times."""
 
     dropped: int  # steps
-    slow: int  # leading steps above the factor: more than are dropped where there are too many
-    fast: int  # leading steps as far below the median: they are counted
+    slow: int  # leading steps above the factor, also beyond the most that may be dropped
+    fast: int  # leading steps below the median by the same factor; they are not dropped
 
 
 def slow_start(step_s: FloatArray) -> SlowStart:
-    """How many leading steps are warm-up, by their times and those of the steps after them."""
+    """Apply the warm-up rule: compare leading step times with those of the later steps."""
     step_s = step_s[:LOOKED_AT_STEPS]
     total = len(step_s)
     if total < 2:
@@ -91,7 +91,7 @@ def slow_start(step_s: FloatArray) -> SlowStart:
 
 
 def _leading(is_far: Mask, beyond_s: FloatArray) -> int:
-    """The number of leading steps that are far from the median, as few later ones are."""
+    """The number of leading steps that are far from the median, if few later steps are."""
     first = len(is_far) if is_far.all() else int(np.argmin(is_far))
     later_s = beyond_s[first:]
     if not first or not len(later_s):
@@ -102,11 +102,11 @@ def _leading(is_far: Mask, beyond_s: FloatArray) -> int:
 
 
 def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | None:
-    """The mark that ends the warm-up: the user's last; else where profiled steps were over.
+    """Return the mark that ends the warm-up: the user's last, else the end of profiled steps.
 
-    A profiled step is slower, and the profiler holds the training up until its trace is written:
-    neither is what the training is like. They usually come early; if they come late, most
-    of the run is not dropped for them. A declared warm-up is taken as it is declared.
+    Profiled steps are slower, and training waits until the trace is written, so they are not
+    typical. They usually come early; if they come late, they stay in, or most of the run would be
+    dropped. A warm-up declared by option ignores them.
     """
     ends = list(marks)
     users = [mark for mark in ends if mark.name == "warmup_end"]
@@ -130,10 +130,10 @@ def after_warmup(
     mark: Mark | None,
     periods_s: Callable[[Steps], FloatArray] | None,
 ) -> CountedRows:
-    """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left.
+    """Return the rows after the warm-up. Raises NotMeasurable, with the numbers, if none is left.
 
-    `periods_s` gives the time of each row of a rank; None for requests, which differ in length and
-    have no warm-up of their own.
+    `periods_s` returns the time of each row of a rank. If it is None no warm-up is detected: for
+    requests, which differ in length, and where the whole window was asked for.
     """
     if settings.steps_range is not None:
         return _in_range(work, *settings.steps_range)
@@ -171,13 +171,16 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> CountedRo
         raise SingleStep("1 step: it may be all warm-up, so there is no pace of training")
     rule = f"leading steps above {SLOW_FACTOR:g} times the later median"
     counted = _after(work, max(ends)) if ends else work
-    if not ends or not len(counted):  # rows that overlap: the first ends after all others
+    if not ends or not len(counted):  # rows overlap: the first one ends after all others
         return CountedRows(work, work.lowest("start_ns"), rule, tuple(remarks))
     return CountedRows(counted, max(ends), rule, tuple(remarks))
 
 
 def _remarks(start: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
-    """`own_s`: each step from its start to its end. The first has no gap before it to carry."""
+    """Remarks on slow leading steps that are counted, and on unusually fast ones.
+
+    `own_s`: each step from its start to its end, without the gap before it.
+    """
     if start.slow > dropped:
         left = start.slow - dropped
         which = "1 more slow step" if left == 1 else f"{left} more slow steps"
@@ -198,14 +201,14 @@ def _remarks(start: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
 
 
 def _in_range(work: Steps, first: int, last: int | None) -> CountedRows:
-    """The rows whose step numbers are in a range, its end excluded."""
+    """Return the rows with step numbers from `first` up to, not including, `last`."""
 
     def inside(lane: Steps) -> Mask:
         number = _numbers(lane)
         return np.asarray((number >= first) & (number < (np.inf if last is None else last)))
 
     def last_pass(lane: Steps) -> Mask:
-        """Where numbers began again, as after a resume, the last time that they were made."""
+        """If step numbers started again, as after a resume, only the last pass over the range."""
         passes = np.cumsum(np.diff(_numbers(lane), prepend=-np.inf) < 0)
         made = passes[inside(lane)]
         return np.asarray(passes == made.max()) if len(made) else np.zeros(len(lane), dtype=bool)
@@ -223,7 +226,7 @@ def _in_range(work: Steps, first: int, last: int | None) -> CountedRows:
 
 
 def _numbers(lane: Steps) -> FloatArray:
-    """Each row's number; where there is none, how many steps came before it."""
+    """Each row's step number; if one is unknown, the number of steps before each row."""
     index = lane["index"]
     return lane.steps_before if np.isnan(index).any() else index
 
@@ -243,12 +246,12 @@ def _counted(
 
 
 def _after(work: Steps, instant_ns: int) -> Steps:
-    """Ranks start a step within a moment of each other: it counts if most of it lies after."""
+    """The rows that lie mostly after an instant: ranks do not start a step at the same time."""
     return work.where_each(lambda lane: lane.middle_ns >= instant_ns)
 
 
 def _start_of(work: Steps, rows: Steps, is_before: Callable[[Steps], Mask]) -> int:
-    """The end of the last step that is not counted; else the start of the first."""
+    """When the time of `rows` begins: at the end of the last row before, else at their start."""
     before = work.where_each(is_before)
     return before.highest("end_ns") if len(before) else rows.lowest("start_ns")
 
@@ -265,11 +268,11 @@ def _why_none(lane: Steps, rule: str) -> str:
 # The window and its cuts.
 
 TRAINING, WHOLE_RUN, REQUESTS, WATCHED = "training", "whole", "requests", "watched"
-# From the end of a declared warm-up to the last step, nothing cut: rows stored without a kind.
+# From the end of a declared warm-up to the last step, without cuts: for rows stored without a kind.
 UNBROKEN = "unbroken"
 
 CUT_PHASES = ("eval", "checkpoint", "idle")
-UNCERTAIN_FRAC = 0.01  # of the window, up to which spans of uncertain beginning are cut
+UNCERTAIN_FRAC = 0.01  # of the window: spans with an uncertain beginning are cut up to this total
 
 _NAMES = {"eval": "evaluation", "checkpoint": "checkpoints", "idle": "pauses"}
 _NONE: TimeArray = np.empty(0, dtype=np.int64)
@@ -277,7 +280,7 @@ _NONE: TimeArray = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class WindowCut:
-    """Time of one phase that was cut from the window, or could have been."""
+    """The time of one phase that was cut from the window, or that a remark says was not."""
 
     phase: str
     spans: int
@@ -289,7 +292,7 @@ class WindowCut:
 
 @dataclass(frozen=True)
 class TrainingWindow:
-    """Intervals in order that do not touch, of one kind, with what was cut out between them."""
+    """The window: ordered intervals that do not touch, and the phases cut out between them."""
 
     kind: str  # training, whole, unbroken, "steps A:B"; requests, watched
     starts_ns: TimeArray
@@ -315,7 +318,7 @@ class TrainingWindow:
 
     @property
     def duration_s(self) -> float:
-        """The length of all intervals together."""
+        """The total length of the intervals."""
         return int((self.ends_ns - self.starts_ns).sum()) / NS_PER_S
 
     @property
@@ -329,7 +332,7 @@ class TrainingWindow:
         return Window(self.start_ns, self.end_ns)
 
     def elapsed_ns(self, t_ns: TimeArray | FloatArray) -> TimeArray:
-        """The time of the window that has passed at each instant. It stands still in a cut."""
+        """Nanoseconds of the window that passed before each instant; cuts do not count."""
         edges = np.column_stack((self.starts_ns, self.ends_ns)).ravel()
         lengths = np.column_stack((np.zeros_like(self.starts_ns), self.ends_ns - self.starts_ns))
         passed = np.cumsum(lengths.ravel())
@@ -339,7 +342,7 @@ class TrainingWindow:
         return np.asarray(passed[edge] + np.maximum(within, 0), dtype=np.int64)
 
     def contains(self, t_ns: TimeArray | FloatArray) -> Mask:
-        """Which instants lie in the window, its edges included."""
+        """A mask of the instants that lie in the window, edges included."""
         instants: Any = np.asarray(t_ns)
         interval = np.searchsorted(self.starts_ns, instants, side="right") - 1
         return np.asarray((interval >= 0) & (instants <= self.ends_ns[np.maximum(interval, 0)]))
@@ -350,9 +353,9 @@ class TrainingWindow:
         return intersected((starts, ends), (self.starts_ns, self.ends_ns))
 
     def periods_s(self, lane: Steps, start_ns: int) -> FloatArray:
-        """The time that each row of a rank took, with the gap before it and without cuts.
+        """Seconds of each row of a rank, with the gap before it and without cuts.
 
-        From the end of one row to the end of the next, the first from `start_ns` on.
+        From the end of one row to the end of the next; for the first row, from `start_ns`.
         """
         passed = self.elapsed_ns(np.append(start_ns, np.maximum.accumulate(lane["end_ns"])))
         return np.asarray(np.diff(passed) / NS_PER_S, dtype=np.float64)
@@ -361,7 +364,7 @@ class TrainingWindow:
 def intersected(
     first: tuple[TimeArray, TimeArray], second: tuple[TimeArray, TimeArray]
 ) -> tuple[TimeArray, TimeArray]:
-    """The time that is in both of two lists of spans. Spans of each list must not overlap."""
+    """The time covered by both lists of spans. Spans within a list must not overlap."""
     edges = np.unique(np.concatenate([*first, *second]))
     if len(edges) < 2:
         return _NONE, _NONE
@@ -373,7 +376,7 @@ def intersected(
 
 
 def without(window: Window, starts: TimeArray, ends: TimeArray) -> tuple[TimeArray, TimeArray]:
-    """What is left of a window without these spans."""
+    """Return the starts and ends of what is left of a window without these spans."""
     starts, ends = merged(starts, ends)
     begins = np.append(window.start_ns, np.clip(ends, window.start_ns, window.end_ns))
     finishes = np.append(np.clip(starts, window.start_ns, window.end_ns), window.end_ns)
@@ -389,7 +392,7 @@ def without_named(outer: Window, all_steps: Steps) -> TrainingWindow:
 
 
 def _naming_lane(all_steps: Steps) -> Steps:
-    """The rank with the most time in such spans: often rank 0 alone saves and evaluates."""
+    """The rank with the most evaluation, checkpoint and idle time: often only rank 0 has any."""
 
     def named_ns(lane: Steps) -> float:
         rows = lane.of_phase(*CUT_PHASES)
@@ -401,10 +404,10 @@ def _naming_lane(all_steps: Steps) -> Steps:
 def training_window(
     kind: str, outer: Window, all_steps: Steps, *, printed: bool, on_gpu: bool
 ) -> TrainingWindow:
-    """The window from `outer.start_ns` to `outer.end_ns` without what is no training.
+    """Return the window from `outer.start_ns` to `outer.end_ns`, with other phases cut out.
 
-    `printed`: rows are printed lines; one with a loss shows that its step was done. `on_gpu`: the
-    host's clock alone does not show it.
+    `printed`: rows are printed lines; a printed loss proves that the GPU finished that step.
+    `on_gpu`: the host's clock alone does not prove it.
     """
     spans = _spans(all_steps, outer, printed=printed, on_gpu=on_gpu)
     cut, is_done = spans.is_cut, spans.is_known
@@ -417,7 +420,7 @@ def training_window(
     left_ns = outer.end_ns - outer.start_ns - spans.where(cut).union_ns()
     if uncertain_ns > UNCERTAIN_FRAC * left_ns:
         remarks += [
-            f"{span} is in the window: when the GPU had done the steps before it is not known"
+            f"{span} stays in the window: it is not known when the GPU finished the steps before"
             for span in spans.where(cut & ~is_done).tally()
         ]
         cut &= is_done
@@ -430,13 +433,13 @@ def training_window(
 
 @dataclass(frozen=True)
 class _Spans:
-    """Spans that are no training, each with where its cut begins and ends."""
+    """Evaluation, checkpoint and idle spans, with the begin and end of the cut for each."""
 
     phase: TimeArray
     begin_ns: TimeArray
     end_ns: TimeArray
-    is_known: Mask  # that the work before it was done when the cut begins
-    is_beside: Mask  # that training went on meanwhile
+    is_known: Mask  # the GPU is known to have finished earlier steps when the cut begins
+    is_beside: Mask  # training continued during the span
 
     @property
     def is_cut(self) -> Mask:
@@ -450,7 +453,7 @@ class _Spans:
         return int((ends - starts).sum())
 
     def tally(self) -> tuple[WindowCut, ...]:
-        """The time under each name. An instant in several spans belongs to the first."""
+        """The time of each phase. Time in several spans counts for the first of `CUT_PHASES`."""
         cuts, before_ns = [], 0
         numbers = [PHASES.index(phase) for phase in CUT_PHASES]
         for at, phase in enumerate(CUT_PHASES):
@@ -463,7 +466,7 @@ class _Spans:
 
 
 def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _Spans:
-    """Spans of one rank, as ranks work in step, each checked against the steps of all ranks."""
+    """The spans of one rank, as ranks work in step, fitted to the training steps of all ranks."""
     lane = _naming_lane(all_steps)
     rows = lane.of_phase(*CUT_PHASES)
     rows = rows.where((rows["end_ns"] > outer.start_ns) & (rows["start_ns"] < outer.end_ns))
@@ -498,7 +501,7 @@ def _other_lanes(all_steps: Steps, lane: Steps) -> Iterator[Steps]:
 
 
 def host_times(rows: Steps) -> tuple[TimeArray, TimeArray]:
-    """When the host began and ended each row, also where the device's times are its times."""
+    """When the host began and ended each row, even if the row's times are the device's."""
     times = []
     for edge in ("start_ns", "end_ns"):
         host, own = rows[f"host_{edge}"], rows[edge]
@@ -507,7 +510,7 @@ def host_times(rows: Steps) -> tuple[TimeArray, TimeArray]:
 
 
 def _is_synchronised(train: Steps, begin_ns: TimeArray) -> Mask:
-    """Whether the line before each span printed a loss, which the host must have had by then."""
+    """True where the line before a span printed a loss: the GPU had finished that step by then."""
     before = np.searchsorted(train["end_ns"], begin_ns, side="right") - 1
     has_loss = ~np.isnan(train["loss"])
     return np.asarray((before < 0) | has_loss[np.maximum(before, 0)])
@@ -521,8 +524,11 @@ def _against(
     *,
     is_own: bool,
 ) -> tuple[TimeArray, TimeArray, Mask, Mask]:
-    """The cuts as one rank's steps allow them, whether it trained meanwhile, and whether the end of
-    the step before each is by the device's clock."""
+    """Fit cuts to one rank's training steps.
+
+    Return the cuts' begins and ends, whether the rank trained during each span, and whether the
+    end of the step before each is by the device's clock.
+    """
     count = len(begin_ns)
     if not len(train):
         return begin_ns, finish_ns, np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
@@ -530,13 +536,13 @@ def _against(
     steps_from, steps_to = host_times(train)
     done_ns = np.maximum.accumulate(train["end_ns"].astype(np.int64))
     from_ns, to_ns = host
-    # Steps that the host began before the span: all of them are to be done.
+    # Steps that the host began before the span: the cut begins when all of them are done.
     begun = np.searchsorted(steps_from, from_ns, side="left")
     last = np.maximum(begun - 1, 0)
     has_before = begun > 0
     encloses = has_before & (steps_to[last] > to_ns)
     begin_ns = np.where(has_before & ~encloses, np.maximum(begin_ns, done_ns[last]), begin_ns)
-    # The first that it began within the span, or after.
+    # The first step that the host began within the span, or after it.
     following = np.minimum(begun, len(train) - 1)
     is_within = (begun < len(train)) & (steps_from[following] < to_ns)
     beside = is_within & (steps_to[following] <= to_ns)

@@ -1,8 +1,8 @@
 """Losses on the device: clock, SMs and tensor cores active, communication, matmul ceiling.
 
 A datasheet's peak is at one clock (1830 MHz on an H200, whose clock goes up to 1980), and tensor
-core activity is per cycle. If the clock of the peak is unknown there is no clock block; its share
-stays in the other blocks.
+core activity is per cycle. If the clock of the peak is unknown there is no block "clock"; its
+share stays in the other blocks.
 
 The matmul ceiling is the best rate in the calibration of the run's header. It is scaled to the
 run's clock if both are known: a calibration runs at the power limit, with a lower clock than most
@@ -79,7 +79,7 @@ _NOT_ON_TENSOR_CORES = ("fp32", "fp64")
 _LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
 _BY_DRIVER = "utilization.busy_frac"
 _LONG_S = 5.0  # the driver's utilisation lags by up to a second
-_WIDEST_FRAC = 0.2  # an interval of activity: a wider one says too little to divide the time by
+_WIDEST_FRAC = 0.2  # widest usable interval of an activity
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class DeviceActivity:
     absent: dict[str, str] = field(default_factory=dict)
 
     def fact(self, key: str, share_frac: float, of: str) -> Fact:
-        """A share as evidence; the text says if evaluation and checkpoints are left out."""
+        """Evidence from a share, such as "63 % of SMs"; "in training" if other phases are out."""
         besides = "" if self.basis == "measured" else ", in training"
         return Fact(key, f"{percent(share_frac)} of {of}{besides}")
 
     @property
     def clock_ratio(self) -> float | None:
-        """The mean clock over the peak's clock."""
+        """The mean clock / the clock at which the datasheet's peak is reached."""
         if self.clock_hz is None or self.peak_clock_hz is None:
             return None
         return self.clock_hz / self.peak_clock_hz
@@ -175,7 +175,7 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
     activity, low, high = mean_activity(evidence, column, device, most=1.0)
     if high - low > _WIDEST_FRAC:
         raise NotMeasurable(
-            "the hardware counters were read too seldom for so short a window: it may be from"
+            "the hardware counters were read too seldom for so short a window: activity may be"
             f" {percent(low)} to {percent(high)}; let the run last longer"
         )
     if not aside:
@@ -201,7 +201,7 @@ def _possible(key: str, share: float) -> float:
 
 
 def _by_driver(evidence: Evidence, devices: list[Device], *, is_whole: bool) -> float:
-    """NVML's utilisation in place of counters, if the window is long enough."""
+    """NVML's utilisation, for devices without counters. NotMeasurable in a short window."""
     share = sum(mean(evidence, "busy_frac", device) for device in devices) / len(devices)
     if evidence.span.duration_s < _LONG_S:
         raise NotMeasurable(
@@ -219,7 +219,7 @@ def _by_driver(evidence: Evidence, devices: list[Device], *, is_whole: bool) -> 
 def clock_hz(
     evidence: Evidence, devices: list[Device], split: TimeSplit | None
 ) -> tuple[float, float]:
-    """The mean clock of readings within steps, and the highest of all."""
+    """Return the mean clock within steps, mean over devices, and the highest reading of all."""
     means, highest = [], 0.0
     for device in devices:
         series = readings(evidence, "clock_hz", device)
@@ -236,12 +236,12 @@ def clock_hz(
 
 
 def _throttled(evidence: Evidence, devices: list[Device], mask: int) -> float:
-    """Share of readings throttled for one of these reasons."""
+    """Share of readings throttled for one of the reasons in `mask`, mean over devices."""
     return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
 
 
 def _links(evidence: Evidence, devices: list[Device]) -> Iterator[tuple[str, float]]:
-    """NVLink and PCIe traffic of a device by column, if counters have it."""
+    """NVLink and PCIe traffic by column, mean over devices, if counters have it."""
     for column in _LINKS:
         with suppress(NotMeasurable):
             each = [mean_activity(evidence, column, device, most=math.inf)[0] for device in devices]
@@ -251,30 +251,31 @@ def _links(evidence: Evidence, devices: list[Device]) -> Iterator[tuple[str, flo
 def peak_clock_hz(evidence: Evidence, devices: list[Device]) -> float:
     """The clock at which the datasheet's peak is reached."""
     if evidence.settings.peak_flops_per_s is not None:
-        raise NotMeasurable("the peak was declared, and its clock was not")
+        raise NotMeasurable("the peak was declared without its clock")
     dtype = evidence.settings.dtype
     if dtype in _NOT_ON_TENSOR_CORES:
-        raise NotMeasurable(f"the peak of {dtype} is at another clock than that of 16 bits")
+        raise NotMeasurable(f"the peak of {dtype} is at another clock than the 16-bit peak")
     names = {evidence.settings.device or device.name for device in devices}
     try:
         (spec,) = {spec.key: spec for name in names for spec in candidates(name)}.values()
     except (NotMeasurable, ValueError):
-        raise NotMeasurable("which clock the peak is at is not known") from None
+        raise NotMeasurable("the clock of the datasheet's peak is unknown") from None
     per_cycle, peak = _FLOPS_PER_CYCLE.get(spec.key), spec.peak_flops_per_s.get("bf16")
     if per_cycle is None or peak is None:
-        raise NotMeasurable(f"no source for the clock that the peak of {spec.name} is at")
+        raise NotMeasurable(f"no source for the clock of the peak of {spec.name}")
     return peak / per_cycle
 
 
 # Blocks of the time with a kernel: clock, empty SMs, non-matmul kernels, communication.
 #
-# A ladder of rungs goes down from the time with a kernel to the known FLOPs. A rung below a later
-# one contradicts it and is left out; the blocks on both sides of it become one.
+# A ladder of rungs goes down from the time with a kernel to the known FLOPs; a block is the gap
+# between two rungs. A rung below a later one contradicts it and is left out, which merges the
+# blocks on both sides.
 #
-# NVLink and PCIe traffic alone makes no block: it costs no time beside a computation. Only exposed
-# communication in profiled steps does.
+# NVLink and PCIe traffic alone makes no block: hidden behind computation it costs no time. Only
+# exposed communication in profiled steps makes one.
 
-# By the key of the block: the part of a profile, and the title.
+# For each block: its part of the profile, and its title.
 _EXPOSED = {
     "communication": ("communication_alone", "communication, not hidden"),
     "copies": ("copy_alone", "copies, not hidden"),
@@ -291,7 +292,7 @@ def exposed_communication(evidence: Evidence, level: float) -> Iterator[LossBloc
         share = sum(float(profile[f"{part}_s"]) for profile in profiled) / at_work_s
         if share > 0:
             fact = Fact(f"profile.{part}_frac", f"{percent(share)} of profiled time with a kernel")
-            why = "as in the profiled steps, of which the others are taken to be like"
+            why = "measured in the profiled steps; other steps are assumed to be similar"
             yield LossBlock(key, title, share * level, "derived", (fact,), why)
 
 
@@ -319,14 +320,14 @@ _BETWEEN = {
     (HARDWARE, CEILING): (
         "ceiling",
         "matmul ceiling",
-        "what the best products lose too, as `erg calibrate` saw them on this device",
+        "what even the best matmuls lose, as `erg calibrate` measured on this device",
     ),
     (HARDWARE, TENSOR): ("uncounted", "uncounted tensor-core work", _UNCOUNTED),
 }
 _ONE_BLOCK = (
     KERNELS,
     "kernels, unattributed",
-    "other kernels, slow products, small kernels: hardware counters would tell",
+    "other kernels, slow products, small kernels: hardware counters would separate them",
 )
 
 
@@ -351,7 +352,7 @@ class Rung:
 def kernel_blocks(
     evidence: Evidence, activity: DeviceActivity, got: Achieved | None, level: float
 ) -> tuple[tuple[LossBlock, ...], LossBlock]:
-    """The blocks between `level`, the time with a kernel, and MFU; and the block of MFU."""
+    """Return the blocks from `level`, the time with a kernel, down to MFU, and the MFU block."""
     ladder = _ladder(evidence, activity, got, level)
     blocks = tuple(
         _between(upper, lower, activity)
@@ -390,10 +391,10 @@ def _ladder(
 
 
 def _ceiling(evidence: Evidence, activity: DeviceActivity, hardware_frac: float) -> Rung:
-    """The share of the peak that the matmuls need at the calibrated rate of this device."""
+    """The rung of the matmul ceiling: the share of time that matmuls need at calibrated speed."""
     calibrated = achievable_of_peak_frac(evidence)
     clock_hz = _calibration_clock_hz(evidence)
-    rate, text = calibrated.value, f"products held {percent(calibrated.value)} of the peak"
+    rate, text = calibrated.value, f"matmuls reached {percent(calibrated.value)} of the peak"
     if clock_hz and activity.clock_ratio is not None and activity.peak_clock_hz is not None:
         rate *= activity.peak_clock_hz / clock_hz
         text += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
@@ -402,7 +403,7 @@ def _ceiling(evidence: Evidence, activity: DeviceActivity, hardware_frac: float)
 
 
 def _calibration_clock_hz(evidence: Evidence) -> float | None:
-    """The mean clock of the calibrations; None if one of the devices has none."""
+    """The mean clock during calibration, over devices; None if it is unknown for one."""
     dtype = evidence.settings.dtype or "fp32"
     clocks_hz = [calibration_of(d).matmul[dtype].clock_hz for d in evidence.devices("gpu")]
     known_hz = [clock for clock in clocks_hz if clock is not None]
@@ -410,7 +411,7 @@ def _calibration_clock_hz(evidence: Evidence) -> float | None:
 
 
 def _falling(rungs: list[Rung]) -> list[Rung]:
-    """Rungs without those below a later one. A high clock may lift rungs above the top."""
+    """Leave out rungs that are below a later one. A high clock may lift rungs above the top."""
     falling = [rungs[-1]]
     for rung in reversed(rungs[:-1]):
         if rung.key == TOP or rung.share_frac >= falling[0].share_frac:
@@ -466,11 +467,11 @@ def _clock_facts(activity: DeviceActivity) -> Iterator[Fact]:
 
 
 def _holder(activity: DeviceActivity) -> str:
-    """Why the clock was low. Heat and brakes come before the power limit, which is common."""
+    """Why the clock was low. Heat and brakes are named before the power limit, which is common."""
     heat, brake = activity.heat_frac or 0.0, activity.brake_frac or 0.0
     if heat or brake:
         return "by heat" if heat >= brake else "by a hardware slowdown or power brake"
-    return "by the power limit" if activity.capped_frac else "nothing says what held it down"
+    return "by the power limit" if activity.capped_frac else "no reason was recorded"
 
 
 def _clock(lost: float, basis: Basis, activity: DeviceActivity) -> LossBlock:
@@ -486,7 +487,7 @@ def _clock(lost: float, basis: Basis, activity: DeviceActivity) -> LossBlock:
 def _split_exposed(
     blocks: tuple[LossBlock, ...], exposed: tuple[LossBlock, ...]
 ) -> tuple[LossBlock, ...]:
-    """The blocks with exposed communication and copies split off non-matmul kernels."""
+    """Split exposed communication and copies off the block of non-matmul kernels."""
     if not exposed:
         return blocks
     is_split = any(block.key == "not_multiplying" for block in blocks)

@@ -40,7 +40,7 @@ class Achieved:
     is_recomputation_assumed: bool
     why_no_padding: str = ""
     padded_frac: float = 0.0  # of the positions that are computed
-    is_printed: bool = False  # printed by the program
+    is_printed: bool = False  # the MFU is the one that the program printed
 
     @property
     def fact(self) -> Fact:
@@ -54,8 +54,8 @@ class Achieved:
 
 
 def achieved(evidence: Evidence) -> Achieved:
-    """MFU, recomputation and padding. NotMeasurable says what is missing."""
-    need_speed(evidence)  # MFU of a given one is not of the window
+    """Return MFU, recomputation and padding. NotMeasurable if there is no MFU."""
+    need_speed(evidence)  # an MFU from a speed given by hand is not of the window
     mfu = or_missing(of_run, evidence, MFU)
     if isinstance(mfu, Missing):
         return Achieved(_printed(evidence, mfu.reason), None, None, False, is_printed=True)
@@ -71,7 +71,7 @@ def achieved(evidence: Evidence) -> Achieved:
 
 
 def peak_text(note: str) -> str:
-    """The peak that an MFU is a share of, from its note: the value with its source in brackets."""
+    """Extract the peak from the note of an MFU: the value with its source in brackets."""
     _, has, rest = note.partition("; of ")
     depth = 0
     for index, letter in enumerate(rest if has else ""):
@@ -114,12 +114,12 @@ def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float 
 # peak there is no roofline. FLOPs are the model's, so recomputation makes a run appear too low and
 # too far left.
 
-_NO_BYTES = "no counter of the bytes that device memory moved"
+_NO_BYTES = "no hardware counter of device memory traffic"
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The mean device of a run under its roofline."""
+    """A run in the roofline model: the mean device's FLOP/s and bytes/s, and both limits."""
 
     peak: Peak
     bandwidth_bytes_per_s: float
@@ -134,7 +134,7 @@ class Roofline:
 
     @property
     def ridge_flops_per_byte(self) -> float:
-        """The intensity from which on the peak is the limit."""
+        """The lowest intensity at which the peak, not the bandwidth, is the limit."""
         return self.peak.flops_per_s / self.bandwidth_bytes_per_s
 
     @property
@@ -155,7 +155,7 @@ class Roofline:
 
 
 def roofline(evidence: Evidence) -> Roofline:
-    """The roofline of a run. NotMeasurable says what is missing."""
+    """Return the roofline of a run. NotMeasurable names what is missing."""
     moved = _moved(evidence)
     work = of_run(evidence, FLOPS_PER_S)
     need_possible(evidence, MFU)

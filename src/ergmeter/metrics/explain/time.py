@@ -1,14 +1,14 @@
 """Splits the window's time into steps, checkpoints, waits, stalls and gaps, and their blocks.
 
 Each second counts once. A step's period runs from the end of the previous step to its own end.
-Named spans (checkpoints, evaluation, waits for data, pauses) are taken out of it first. The rest is
-a stall as far as it exceeds the median, and time outside of steps is a gap. The parts and the
-ordinary steps add up to the window.
+Named spans (checkpoints, evaluation, waits for data, pauses) are taken out of it first. Of a period
+of twice the median or more, the time above the median is a stall. Time outside of steps is a gap.
+The parts and the ordinary steps add up to the window.
 
-Times are those of the host, unless steps were timed on the device. A host that waits while its
-device works through a queue loses no time. So if counters give the device's idle time, waits cost
-at most that. Gaps are reduced first, as queued kernels bridge them; several waits that still exceed
-it become one block.
+Times are the host's, unless steps were timed on the device. A host that waits while its device
+works through a queue loses no time. So if counters give the device's idle time, waits are limited
+to it. Gaps are reduced first, as queued kernels bridge them; if several waits still exceed the idle
+time, they become one block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.device import DeviceActivity
 
-# A block of the waterfall: a share of the peak with its evidence and basis.
+# Keys of blocks of the waterfall.
 
 MERGED_WAITS = "waits"  # several waits that the evidence does not separate
 KERNELS = "kernels"  # everything within steps, not separated
@@ -68,7 +68,7 @@ class LossBlock:
 
     @property
     def is_merged(self) -> bool:
-        """True if it has several causes that the evidence does not separate."""
+        """True if the block has several causes that the evidence does not separate."""
         return self.key in _MERGED
 
 
@@ -81,7 +81,7 @@ _EXTRA = ("slow_start", "stalls")
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of the window by part."""
+    """The seconds of the window in each part: checkpoint, eval, data, stalls, gaps, ..."""
 
     whole_s: float
     parts_s: dict[str, float]
@@ -97,11 +97,11 @@ class TimeSplit:
 
     @property
     def step_s(self) -> float:
-        """The median step without named spans."""
+        """The median step time, without named spans."""
         return float(np.median(self.left_s)) * len(self.left_s) / self.steps
 
     def frac(self, part: str) -> float:
-        """The share of a part."""
+        """The share of the window that is in a part; 0 if there is none."""
         return self.parts_s.get(part, 0.0) / self.whole_s
 
 
@@ -188,10 +188,10 @@ _HOW = {
     **dict.fromkeys(("checkpoint", "eval", "prefill", "decode"), "no training step runs meanwhile"),
     "around": "starting, loading and ending the program",
     "slow_start": "the first steps took longer than the median; --warmup-steps leaves them out",
-    "data": "spans that somebody named as waiting for data",
+    "data": "spans recorded as waiting for data",
     "stalls": "time beyond the median step, of steps of twice the median or more",
-    "gaps": "no step was open, and nothing says what for",
-    "idle": "spans that somebody named as idle",
+    "gaps": "time between steps, for no recorded reason",
+    "idle": "spans recorded as idle",
 }
 _ASIDE = ("checkpoint", "eval", "prefill", "decode", "idle", "around")
 _LAUNCH_IDLE_FRAC = 0.2  # of the time in steps: more idle time than this is launch-bound
@@ -202,7 +202,7 @@ _SHORT_STEP_S = 0.1
 def wait_blocks(
     split: TimeSplit | None, activity: DeviceActivity
 ) -> tuple[tuple[LossBlock, ...], float]:
-    """The blocks of waits, and the rest of the window: time with a kernel, or else in steps."""
+    """Return the blocks of waits, and the share of the rest: time with a kernel, or in steps."""
     if split is None:
         if activity.busy_frac is None:
             return (), 1.0
@@ -224,7 +224,7 @@ def wait_blocks(
 def _within(
     split: TimeSplit, waits: dict[str, float], idle: float, activity: DeviceActivity
 ) -> tuple[LossBlock, ...]:
-    """The blocks of waits, limited to the device's idle time."""
+    """Return the blocks of waits, limited to the share of time that the device was idle."""
     if "gaps" in waits and sum(waits.values()) > idle:
         others = sum(share for name, share in waits.items() if name != "gaps")
         waits = {**waits, "gaps": max(0.0, idle - others)}
@@ -238,7 +238,7 @@ def _within(
         return (_part(split, name, idle, fact),)
     facts = tuple(_fact(split, name) for name in waits)
     title = " and ".join(TITLES[name] for name in waits)
-    why = "the device worked on in part of these, and in which is not known"
+    why = "the device was busy in an unknown part of these"
     return (
         LossBlock(MERGED_WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),
     )

@@ -58,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The waterfall. `of`: the peak it is relative to; `missing`: reasons by missing part."""
+    """The waterfall. `of`: names the peak; `missing`: the reason for each missing part."""
 
     of: str
     achieved: LossBlock | None  # None if unknown
@@ -73,7 +73,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class WaterfallLevel:
-    """A block with its start and end as shares of the peak; a gain goes up."""
+    """A block of the waterfall with its start and end as shares of the peak."""
 
     block: LossBlock
     from_frac: float
@@ -81,7 +81,7 @@ class WaterfallLevel:
 
 
 def levels(explanation: Explanation) -> tuple[WaterfallLevel, ...]:
-    """The blocks from the peak down, and last the achieved share down to 0."""
+    """The blocks stacked from the peak down, then the achieved share, which ends at 0."""
     placed, above = [], 1.0
     for block in explanation.blocks:
         placed.append(WaterfallLevel(block, above, above - block.share_frac))
@@ -92,7 +92,7 @@ def levels(explanation: Explanation) -> tuple[WaterfallLevel, ...]:
 
 
 def explain(evidence: Evidence) -> Explanation:
-    """The waterfall of a run."""
+    """Return the waterfall of a run."""
     missing: dict[str, str] = {}
     split = or_noted(missing, "steps", time_split, evidence)
     activity = device_activity(evidence, split)
@@ -100,7 +100,7 @@ def explain(evidence: Evidence) -> Explanation:
     if got is not None and got.why_no_padding:
         missing["padding"] = got.why_no_padding
     if got is not None and got.is_printed:
-        why = "the program printed an MFU, and not which peak it is of"
+        why = "the program printed an MFU but not its peak"
         absent = activity.absent | {"peak_clock_hz": why}
         activity = replace(activity, peak_clock_hz=None, absent=absent)
     waits, level = wait_blocks(split, activity)
@@ -149,7 +149,7 @@ def _of(got: Achieved | None) -> str:
     if got is None:
         return "the devices' time at their peak; there is no MFU to place in it (see `mfu` below)"
     if got.is_printed:
-        return "the peak that the program itself took, which it does not say"
+        return "the peak that the program used, which it did not print"
     return peak_text(got.mfu.note) or "the peak"
 
 
@@ -159,7 +159,7 @@ _RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter sp
 
 
 def _joules(evidence: Evidence, split: TimeSplit | None) -> tuple[Reading, dict[str, float]]:
-    """The energy of the window, and of the parts of its time that a sensor resolves."""
+    """Return the window's energy, and the joules of each part that is long enough to measure."""
     energy = run_j(evidence)
     if split is None or evidence.from_output:
         return energy, {}
@@ -173,7 +173,7 @@ def _is_resolved(split: TimeSplit, part: str) -> bool:
 
 
 def _of_named(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
-    """Energy of named spans in the window."""
+    """Yield the joules of each named phase in the window, such as checkpoints."""
     first_ns, last_ns = int(split.edges_ns[0]), int(split.edges_ns[-1])
     for phase in NAMED:
         if phase not in split.parts_s or not _is_resolved(split, phase):
@@ -189,7 +189,7 @@ def _of_named(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float
 
 
 def _of_gaps(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
-    """Energy between steps, if gaps are long and contain no stall."""
+    """Yield the joules of the gaps between steps, if gaps are long and no step stalled."""
     is_extra = any(each.any() for each in split.extra_s.values())
     if "gaps" not in split.parts_s or is_extra or not _is_resolved(split, "gaps"):
         return
@@ -201,7 +201,7 @@ def _of_gaps(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]
 
 
 def _of_extra(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float]]:
-    """Energy of slow steps beyond that of median steps."""
+    """Yield the extra joules of stalls and slow first steps, beyond those of ordinary steps."""
     wanted = [n for n in split.extra_s if n in split.parts_s and _is_resolved(split, n)]
     if not wanted:
         return
@@ -225,9 +225,10 @@ def _of_extra(evidence: Evidence, split: TimeSplit) -> Iterator[tuple[str, float
 def _with_joules(
     evidence: Evidence, split: TimeSplit | None, blocks: tuple[LossBlock, ...], reached: LossBlock
 ) -> tuple[Reading | Missing, tuple[LossBlock, ...], LossBlock]:
-    """The window's energy, and the blocks with joules: measured for waits, else by share.
+    """Return the window's energy, and the blocks with their joules.
 
-    Blocks that are not measured share the rest, and a gain has none.
+    Joules of waits are measured. The other blocks divide the rest by their shares; a block below 0
+    gets none.
     """
     joules = or_missing(_joules, evidence, split)
     if isinstance(joules, Missing):
@@ -297,7 +298,7 @@ def _remarks(
 
 
 def _frozen(evidence: Evidence, activity: DeviceActivity, got: Achieved) -> list[str]:
-    """A remark on a run with adapters: its MFU if every weight were trained."""
+    """For a run with adapters, a remark: the MFU that training every weight would have."""
     counts = {flops.convention: flops for flops in evidence.flops}
     if _OF_ADAPTERS not in counts or _EXACT not in counts:
         return []
@@ -314,7 +315,7 @@ def _frozen(evidence: Evidence, activity: DeviceActivity, got: Achieved) -> list
         f" {percent(if_trained_frac)}. That is less work and no loss"
     )
     if activity.sm_frac is None or activity.tensor_frac is None:
-        return [f"{message}; where the time goes instead, hardware counters would tell"]
+        return [f"{message}; hardware counters would show where the time goes instead"]
     return [
         f"{message}. Where tokens/s are hardly higher than with every weight trained, the time goes"
         f" elsewhere: SMs were active {percent(activity.sm_frac)} of the time and tensor cores"

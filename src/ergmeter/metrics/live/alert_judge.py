@@ -1,12 +1,12 @@
 """Judges alert rules on the rows of a run, live or afterwards.
 
-The result does not depend on how rows are batched: stretches are cut by the times in the rows, and
-an alert has the time at which its condition began. An alert is raised once, and again only after it
-has ended, which takes more than returning to the limit. Cost is proportional to the new rows;
-memory is bounded.
+The result does not depend on how rows are batched: rates are over stretches of 10 s or more, cut
+by the times in the rows, and an alert's time is when its condition began. An alert is raised once,
+and again only after it has ended, which needs a value well within the limit. Cost is proportional
+to the new rows; memory is bounded.
 
-Budgets of energy, time and money count from the run's first reading. Reported metrics are of a
-window after the warm-up, but the warm-up is paid for too.
+Budgets of energy, time and money count from the run's first reading. The warm-up is part of them,
+as it costs money too, although reported metrics leave it out.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.live.alert_rules import AlertRule
 
-# Time, value, threshold, text, device or writer, and whether it is over.
+# Time, value, threshold, text, device or writer, and whether the alert ended (True) or began.
 AlertEvent: TypeAlias = "tuple[int, float, float, str, str, bool]"
 
-# A rule and its state: `feed` gives the alerts that began or ended; `lacks` is what is missing to
-# judge it, empty if nothing.
+# A rule and its state: `feed` yields the alerts that began or ended; `lacks` is the data that is
+# missing to judge the rule, "" if none.
 AlertState: TypeAlias = "Speed | NotANumber | Silence | ThrottledState | Growth | BudgetState"
 
 MAX_ONSETS = 20  # of one rule about one device or writer
@@ -58,7 +58,7 @@ class Alert:
 
     @property
     def text(self) -> str:
-        """The rule and the detail."""
+        """The rule and the detail, such as "loss is nan: loss nan at step 12"."""
         return f"{self.rule.text}: {self.detail}"
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Judge:
         settings: Settings | None = None,
         start_ns: int | None = None,
     ) -> None:
-        """`devices`: of the run, may grow; `settings`: prices; `start_ns`: the run's start."""
+        """`devices`: of the run, which may grow; `settings`: for prices; `start_ns`: of the run."""
         self.rules = tuple(rules)
         devices = {} if devices is None else devices
         self.totals = LiveTotals(devices, start_ns=start_ns)
@@ -99,7 +99,7 @@ class Judge:
         self._onsets: dict[tuple[str, str], int] = {}
 
     def feed(self, rows: LiveRows) -> list[Alert]:
-        """Judge more rows. Returns alerts in order of time."""
+        """Judge more rows. Return the alerts that began or ended, in order of time."""
         self.totals.feed(rows)
         alerts = [Alert(s.rule, *event) for s in self._states for event in s.feed(rows)]
         alerts.sort(key=lambda alert: alert.t_ns)
@@ -107,19 +107,19 @@ class Judge:
 
     @property
     def unjudged(self) -> dict[str, str]:
-        """Rules without data yet, and what they need."""
+        """Rules that could not be judged yet, and the data that each needs."""
         needs = ((state.rule.text, state.lacks) for state in self._states)
         return {text: lacks for text, lacks in needs if lacks}
 
     @property
     def untold(self) -> dict[str, str]:
-        """Rules without data that need more than time."""
+        """The unjudged rules whose values no row has, without those that only need more time."""
         early = {s.rule.text for s in self._states if isinstance(s, Speed) and s.is_told}
         return {text: lacks for text, lacks in self.unjudged.items() if text not in early}
 
     @property
     def hopeless(self) -> dict[str, str]:
-        """Rules without data that no device of the run can provide."""
+        """The unjudged rules on energy, if no device of the run can measure it."""
         of_energy = {rule.text for rule in self.rules if rule.subject == "energy"}
         if not of_energy or not self.totals.energy.is_hopeless:
             return {}
@@ -136,12 +136,12 @@ class Judge:
 # (two stretches, some seconds, five rises) and ends only well beyond the limit. A value that
 # oscillates around the limit raises one alert.
 
-# A rate is over at least so long: single steps vary, and a waiting rank is not slow.
+# A rate is a mean over at least this long: single steps vary, and a waiting rank is not slow.
 STRETCH_NS = 10 * NS_PER_S
 ENOUGH = 5  # stretches before the median is used
 IN_A_ROW = 2  # slow stretches before it is an alert
 _MAX_RATES = 4096  # rates for the median; beyond, every other one is dropped
-_BACK = 0.5  # of the way back to the median, where it ends
+_BACK = 0.5  # an alert ends this share of the way from the limit back to the median
 _BACK_ABSOLUTE = 0.05
 
 _AWAY = (PHASES.index("eval"), PHASES.index("checkpoint"))
@@ -151,7 +151,7 @@ THROTTLED_NS = 2 * NS_PER_S
 FREE_NS = 10 * NS_PER_S
 
 RISES = 5
-_GONE_NS = 60 * NS_PER_S  # after so long without steps another writer's are counted
+_GONE_NS = 60 * NS_PER_S  # after this long without steps, another writer's steps are counted
 
 
 class _Lane:
@@ -174,7 +174,7 @@ class _Lane:
             self.rates, self.stride = self.rates[::2], self.stride * 2
 
     def away_ns(self, start_ns: int, end_ns: int) -> int:
-        """Evaluation and checkpoints within a stretch, in ns."""
+        """Nanoseconds of evaluation and checkpoints between two times."""
         inside, reached_ns = 0, start_ns
         for a, b in sorted(self.away):  # a checkpoint within an evaluation counts once
             inside += max(0, min(b, end_ns) - max(a, reached_ns))
@@ -200,18 +200,18 @@ class Speed:
         if not self.is_told:
             is_of_steps = self.rule.subject in ("steps_per_s", "step_s")
             what = self.rule.subject.split("_")[0]
-            return "no step was seen" if is_of_steps else f"no step tells its {what}"
+            return "no step was seen" if is_of_steps else f"no step reports {what}"
         stretch = duration(STRETCH_NS / NS_PER_S)
         if not self.rule.is_relative:
-            return f"no stretch of {stretch} was seen whole"
+            return f"no stretch of {stretch} has ended yet"
         stretches = max(lane.seen for lane in self._lanes.values())
         return (
-            f"the run's median takes {ENOUGH} stretches of {stretch}, and one more;"
+            f"the run's median needs {ENOUGH} stretches of {stretch}, and one more;"
             f" {stretches} seen"
         )
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
-        """Judge the stretches that have ended."""
+        """Judge the rate of each stretch that ended in these rows."""
         for writer, steps in rows.steps.items():
             lane = self._lanes.setdefault(writer, _Lane())
             self._add(lane, steps)
@@ -287,17 +287,17 @@ class Speed:
 class NotANumber:
     """A rule on a NaN or infinite loss or gradient norm, from steps or else from printed lines.
 
-    Lines count up to the first step with a value, by time, so that batching makes no difference.
+    Printed lines count only until the first step with a value, compared by time, not by batch.
     """
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
-        self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}, and no line prints it"
+        self.lacks = f"no step reports {rule.subject.replace('_', ' ')}, and no printed line has it"
         self._raised: dict[str, bool] = {}
         self._by_steps_ns: int | None = None  # the end of the first step with a value
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
-        """The steps at which values became NaN or finite again."""
+        """Yield an alert where values become NaN or infinite, and its end where they are finite."""
         by_writer = {w: self._with_value(s) for w, s in rows.steps.items() if w not in rows.printed}
         first = [int(steps["end_ns"][0]) for steps in by_writer.values() if len(steps["end_ns"])]
         if self._by_steps_ns is None and first:
@@ -333,7 +333,7 @@ class NotANumber:
 
 
 class Silence:
-    """A rule on the time without the end of a step or phase, after the first one."""
+    """A rule on the time since a step or phase last ended; it starts with the first one."""
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
@@ -342,7 +342,7 @@ class Silence:
         self._is_raised = False
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
-        """The times at which steps stopped and resumed."""
+        """Yield an alert where steps stopped, and its end where they resumed."""
         ends = [steps["end_ns"] for steps in rows.steps.values()]
         limit_ns = round(self.rule.limit * NS_PER_S)
         ends_ns = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
@@ -354,14 +354,14 @@ class Silence:
             if self._is_raised:
                 self._is_raised = False
                 quiet_s = (end_ns - (self._last_ns or end_ns)) / NS_PER_S
-                text = f"a step after {duration(quiet_s)}"
+                text = f"a step ended, the first in {duration(quiet_s)}"
                 yield end_ns, quiet_s, self.rule.limit, text, "", True
             self._last_ns = max(end_ns, self._last_ns or 0)
             self.lacks = ""
         yield from self._quiet_until(rows.until_ns, limit_ns)
 
     def _is_steady(self, ends: Any, limit_ns: int) -> bool:  # noqa: ANN401  an array
-        """True if no gap exceeds the limit, the usual case: steps need not be looped over."""
+        """True if no gap between steps exceeds the limit; then no loop over steps is needed."""
         if self._is_raised or not len(ends):
             return False
         before_ns = ends[0] if self._last_ns is None else self._last_ns
@@ -376,7 +376,7 @@ class Silence:
 
 
 class ThrottledState:
-    """A rule on a device that is throttled by heat or a brake for some seconds."""
+    """A rule on a device that is throttled by heat or a power brake for 2 s or more."""
 
     lacks = "no device reports why it is throttled"
 
@@ -415,12 +415,12 @@ class ThrottledState:
             yield since_ns + THROTTLED_NS, float(bits), 0.0, text, device, False
         if not is_throttled and device in self._raised and until_ns - since_ns >= FREE_NS:
             self._raised.discard(device)
-            text = f"{_name(self._devices, device)} runs free again"
+            text = f"{_name(self._devices, device)} is no longer throttled"
             yield since_ns + FREE_NS, 0.0, 0.0, text, device, True
 
 
 def _reasons(bits: Any, t_ns: Any, until_ns: int) -> int:  # noqa: ANN401  arrays
-    """The reasons of all readings up to a time, so that batching makes no difference."""
+    """The throttle reasons of the readings up to `until_ns`, whatever the batches of rows."""
     return int(np.bitwise_or.reduce(bits[t_ns <= until_ns], initial=0))
 
 
@@ -433,13 +433,13 @@ _MEMORY = {
 
 
 class Growth:
-    """A rule on memory growth: the minimum of each stretch rises five times in a row.
+    """A rule on memory growth: the minimum of each stretch of steps rises five times in a row.
 
-    The minimum, as memory varies within a step; from the first step on, as loading a model also
-    fills memory.
+    The minimum, because memory varies within a step. Growth counts from the first step on, because
+    loading a model also fills memory.
     """
 
-    lacks = "no step and no memory was seen together"
+    lacks = "no memory reading after a first step"
 
     def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
@@ -455,7 +455,7 @@ class Growth:
         self._raised: set[str] = set()
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
-        """Add samples and judge the stretches that have ended."""
+        """Add memory readings and judge the stretches of steps that ended in these rows."""
         edges = list(self._edges(rows))
         if self._begin_ns is None:
             return
@@ -470,7 +470,7 @@ class Growth:
             self._least[device] = min(self._least.get(device, np.inf), rest.min(initial=np.inf))
 
     def _memory(self, rows: LiveRows, since_ns: int) -> dict[str, tuple[Any, Any]]:
-        """The new readings of each device after a time, of its first column that has any."""
+        """Each device's new memory readings after `since_ns`, always from the same column."""
         new = {}
         for kind, columns in _MEMORY.items():
             for column in columns:
@@ -483,7 +483,7 @@ class Growth:
         return new
 
     def _edges(self, rows: LiveRows) -> Iterator[int]:
-        """The ends of the stretches that end in these rows."""
+        """Yield the times at which stretches of steps ended in these rows."""
         trained = [(s["end_ns"][s["phase"] == TRAIN], w) for w, s in rows.steps.items()]
         for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
             steps = rows.steps[writer]
@@ -508,7 +508,7 @@ class Growth:
             was, streak = streak[0], [least]
             if device in self._raised:
                 self._raised.discard(device)
-                text = f"{_name(self._devices, device)} grows no more ({scaled(least, 'B')})"
+                text = f"{_name(self._devices, device)} stopped growing ({scaled(least, 'B')})"
                 yield t_ns, least, was * (1 + self.rule.limit), text, device, True
         else:
             streak = (
@@ -562,7 +562,7 @@ class BudgetState:
         return self._settings.num_devices or gpus
 
     def _parts(self) -> list[tuple[str, EnergyTotal | Elapsed, float]]:
-        """Parts of the budget, each judged alone: name, total, and price of its unit."""
+        """The totals that are judged, each alone: name, total, and price of a joule or second."""
         energy, elapsed = self._totals.energy, self._totals.elapsed
         if self.rule.subject != "cost":
             return [("", energy if self.rule.subject == "energy" else elapsed, 1.0)]
@@ -572,7 +572,7 @@ class BudgetState:
         return [("rent", elapsed, per_s), ("bill for energy", energy, per_j)]
 
     def feed(self, _rows: LiveRows) -> Iterator[AlertEvent]:
-        """The alert when the budget is used up."""
+        """Yield one alert when the budget is used up."""
         for name, total, price in self._parts():
             at = total.reached(self.rule.limit / price) if price and not self._is_raised else None
             if at is not None:

@@ -2,9 +2,9 @@
 
 A rule that can't be parsed is a UsageError before the run starts, with the closest valid rule.
 
-Each rank raises alerts on its own rows, and a viewer judges the run once more, so one event has
-several alerts. Alerts of the same rule that are close in time are merged, but not for two devices,
-nor for one rank that recovered in between.
+Each rank raises alerts on its own rows, and a viewer judges the rules once more, so one event may
+have several alerts. Alerts of the same rule within 30 s are merged, unless they concern different
+devices, or one rank that recovered in between.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ class AlertRule:
 
     @property
     def unit(self) -> str:
-        """The unit of its values."""
+        """The unit of the rule's values, such as "tokens/s"."""
         units = {"energy": "J", "time": "s", "stalled": "s", "memory": "B"}
         return units.get(self.subject, _SPEEDS.get(self.subject, ""))
 
     @property
     def is_of_all_ranks(self) -> bool:
-        """True if every rank sees the same: speed, silence, elapsed time."""
+        """True if all ranks raise the alert together: rules on speed, silence and time."""
         return self.kind in (SPEED, STALLED) or self.subject == "time"
 
     def limit_said(self, limit: float) -> str:
-        """A value of this rule as text with its unit."""
+        """A value as text, in this rule's unit."""
         if self.subject in ("time", "stalled", "step_s"):
             return duration(limit)
         if self.subject == "energy":  # in the unit of the rule
@@ -90,7 +90,7 @@ class AlertRule:
 
 
 def parse_rule(text: str) -> AlertRule:
-    """Parse a rule. UsageError has the closest valid rule."""
+    """Parse a rule. Raises UsageError with the closest valid rule."""
     typed = " ".join(text.split())
     if typed == "throttled":
         return AlertRule(typed, typed, THROTTLED)
@@ -115,13 +115,13 @@ def parse_rules(texts: str | Iterable[str]) -> tuple[AlertRule, ...]:
 
 
 def parse_stop_classes(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Parse classes to stop on, such as `budget,nan`. UsageError for an unknown one."""
+    """Parse the classes of `--stop-on`, such as `budget,nan`. UsageError for an unknown class."""
     chosen = words.split(",") if isinstance(words, str) else list(words)
     chosen = [word.strip() for word in chosen if word.strip()]
     for word in chosen:
         if word not in CLASSES:
             hint = suggestion(word, CLASSES, "; did you mean {!r}?", cutoff=0.4)
-            raise UsageError(f"no alert to stop on {word!r}{hint} (one of {', '.join(CLASSES)})")
+            raise UsageError(f"can't stop on {word!r}{hint} (one of {', '.join(CLASSES)})")
     return tuple(dict.fromkeys(chosen))
 
 
@@ -134,15 +134,15 @@ def _speed(typed: str, subject: str, sign: str, number: str, unit: str) -> Alert
             raise _unreadable(typed)
         if not unit and number.startswith(("+", "-")):
             raise UsageError(
-                f"alert {typed!r}: a limit of {subject} has no sign; relative to the run's median"
-                f" it is {subject} {sign} {number}%"
+                f"alert {typed!r}: a limit of {subject} has no sign; for one relative to the run's"
+                f" median, write {subject} {sign} {number}%"
             )
         return AlertRule(typed, subject, SPEED, _number(typed, number) * scale)
     share = _share(typed, number)
     if (share > 0) != (sign == ">"):
         way = "+50%" if sign == ">" else "-20%"
         raise UsageError(
-            f"alert {typed!r}: relative to the run's median it is {subject} {sign} {way}"
+            f"alert {typed!r}: for a limit relative to the median, write {subject} {sign} {way}"
         )
     return AlertRule(typed, subject, SPEED, share, True)
 
@@ -155,7 +155,7 @@ def _budget(typed: str, subject: str, number: float, unit: str) -> AlertRule:
         return AlertRule(typed, subject, kind, number)
     units = _UNITS[subject]
     if unit not in units:
-        raise UsageError(f"alert {typed!r}: a limit of {subject} is in {', '.join(units)}")
+        raise UsageError(f"alert {typed!r}: a limit of {subject} has a unit: {', '.join(units)}")
     return AlertRule(typed, subject, kind, number * units[unit])
 
 
@@ -175,17 +175,17 @@ def _share(typed: str, text: str) -> float:
     except ValueError:
         raise _unreadable(typed) from None
     if not text.startswith(("+", "-")) or share == 0 or share <= -1:
-        raise UsageError(f"alert {typed!r}: a share is given as -20% or +50%; got {text}%")
+        raise UsageError(f"alert {typed!r}: write a share as -20% or +50%; got {text}%")
     return share
 
 
 def _unreadable(typed: str) -> UsageError:
     hint = suggestion(typed, EXAMPLES, "did you mean {!r}? ", cutoff=0.3)
-    return UsageError(f"no alert {typed!r}; {hint}they are like {', '.join(EXAMPLES)}")
+    return UsageError(f"{typed!r} is not an alert rule; {hint}examples: {', '.join(EXAMPLES)}")
 
 
 def check_prices(rules: tuple[AlertRule, ...], settings: Settings) -> None:
-    """UsageError for a cost rule without a price."""
+    """Raise UsageError for a cost rule if no price is set."""
     prices = (settings.price_per_gpu_hour, settings.price_per_kwh)
     for rule in rules:
         if rule.subject == "cost" and all(price is None for price in prices):
@@ -200,9 +200,9 @@ _FEW = 8  # ranks that are listed
 
 @dataclass(frozen=True, slots=True)
 class NotedAlert:
-    """An alert that the run itself raised (`was_told`), or that a viewer found.
+    """An alert for display: recorded by the run itself (`was_told`), or raised by a viewer.
 
-    `ranks`: the ranks with that loss, if there are several.
+    `ranks`: the ranks whose loss raised it; empty if the run has one rank.
     """
 
     t_ns: int
@@ -212,7 +212,7 @@ class NotedAlert:
 
     @property
     def with_ranks(self) -> str:
-        """The text with the ranks."""
+        """The text, followed by the ranks in brackets."""
         if not self.ranks:
             return self.text
         some = ", ".join(map(str, self.ranks[:_FEW])) + (", ..." if len(self.ranks) > _FEW else "")
@@ -234,7 +234,7 @@ def rule_of(text: str) -> AlertRule | None:
 
 
 def noted_alerts(run: Run, ranks: Mapping[str, int]) -> list[NotedAlert]:
-    """The alerts that a run recorded, merged. `ranks`: by writer, of those with steps."""
+    """The recorded alerts of a run, merged. `ranks`: the rank of each writer with steps."""
     marked = (
         NotedAlert(
             mark.t_ns + writer.offset_ns,
@@ -250,14 +250,14 @@ def noted_alerts(run: Run, ranks: Mapping[str, int]) -> list[NotedAlert]:
 
 
 def ranks_of(rule: str, writer: str, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """The rank of an alert on a loss, if there are several ranks; else empty."""
+    """The rank whose loss raised an alert, if the run has several ranks; else empty."""
     parsed_rule = rule_of(rule)
     is_of_rank = parsed_rule is not None and parsed_rule.kind == NAN and writer in ranks
     return (ranks[writer],) if is_of_rank and len(set(ranks.values())) > 1 else ()
 
 
 def merge_alerts(marked: list[NotedAlert], judged: Iterable[NotedAlert]) -> list[NotedAlert]:
-    """Recorded alerts with the ranks of matching judged ones, and the other judged ones."""
+    """Merge alerts recorded by the run (`marked`) with those of a viewer (`judged`), by time."""
     merged, only = list(marked), []
     for alert in judged:
         at = next((at for at, other in enumerate(merged) if is_same(alert, other)), None)
@@ -285,7 +285,7 @@ def merge_events(alerts: Iterable[NotedAlert]) -> list[NotedAlert]:
 
 
 def is_same(first: NotedAlert, other: NotedAlert) -> bool:
-    """True if a recorded and a judged alert are the same. Two devices are two alerts."""
+    """True if two alerts have the same rule, are close in time and do not concern two devices."""
     rules = [noted.text.partition(": ")[0] for noted in (first, other)]
     if rules[0] != rules[1] or abs(first.t_ns - other.t_ns) >= _SAME_NS:
         return False
@@ -295,7 +295,7 @@ def is_same(first: NotedAlert, other: NotedAlert) -> bool:
 
 
 def _is_one_event(first: NotedAlert, other: NotedAlert) -> bool:
-    """True if two recorded, or two judged, alerts are one event."""
+    """True if two recorded alerts, or two judged alerts, are of the same event."""
     rule = first.rule
     if rule is None or not is_same(first, other):
         return False
@@ -303,7 +303,7 @@ def _is_one_event(first: NotedAlert, other: NotedAlert) -> bool:
         return True
     if rule.kind != NAN:
         return False
-    if not first.ranks or not other.ranks:  # of one step, judged over all ranks
+    if not first.ranks or not other.ranks:  # without ranks, the same text is the same step
         return first.text == other.text
     return not set(first.ranks) & set(other.ranks)
 

@@ -1,8 +1,8 @@
 """Follows a run while it is written: its new rows as columns, on one clock, in order.
 
-Steps are written every half second, samples every second, and ranks write independently. Rows
-judged as they arrive would put a step before its readings. So `look` returns two sets: all new
-rows, for display; and rows old enough that no earlier row is still to come, for alerts.
+Steps are written every half second, samples every second, and ranks write independently. If rows
+were judged as they arrive, a step would precede its readings. So `look` returns two sets: all new
+rows, for display; and rows so old that all earlier rows have arrived, for alerts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ergmeter.runlog.follow import Follower, StreamRows
 from ergmeter.runlog.format import WRITER_FILE, WriterLog, on_one_clock, writer_header
 from ergmeter.runlog.segments import Segment
 
-# Columns of samples and steps that are judged or shown.
+# The columns of samples and steps that alerts and live views use.
 SAMPLED = (
     *("power_w", "energy_j", "memory_bytes", "process_bytes", "allocated_bytes"),
     *("temperature_c", "throttled", "busy_frac"),
@@ -51,7 +51,7 @@ class RunFollower:
         self._waiting = LiveRows(0)
 
     def look(self, *, is_last: bool = False) -> tuple[LiveRows, LiveRows, bool]:
-        """All new rows; rows that can be judged now; and whether there is more to read."""
+        """Return all new rows, the rows ready to be judged, and True if there is more to read."""
         look = self._follower.look(is_last=is_last)
         unknown = {part.writer for part in look.parts} - self.writers.keys()
         if unknown:

@@ -1,11 +1,11 @@
 """The state of a running run for live views, at a cost that does not grow with the run.
 
-New rows are followed, curves and the judge keep a bounded amount, and metrics of the last half
-minute open no older file. All metrics are those of the catalogue: over the last half minute, and
-over the run so far. The latter read the whole run, so the caller chooses how often.
+Only new rows are read; curves and alert rules use bounded memory; metrics of the last half minute
+open no older files. Metrics are those of the catalogue, over the last half minute and over the run
+so far. The latter read the whole run, so the caller chooses how often to compute them.
 
-A directory may be replaced by another run between two looks. The run's id shows that, and
-everything starts anew.
+Between two reads another run may replace the directory. The run's id shows that, and all state is
+reset.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Curve:
 
 
 RECENT_NS = 30 * NS_PER_S
-_FEW_STEPS = 3  # the recent window has at least so many
-_QUIET_STEPS = 5  # without a step for so many median steps there is no current rate
+_FEW_STEPS = 3  # fewest steps in the recent window
+_QUIET_STEPS = 5  # after this many median step times without a step there is no current rate
 _PACE_ROWS = 4096  # steps in memory for the current rate
 _ALERTS = 200  # alerts in memory
 _FLOPS = "FLOPs"
@@ -87,7 +87,7 @@ _FLOPS = "FLOPs"
 
 @dataclass
 class Gauges:
-    """The last readings of a device."""
+    """The last reading of each column of a device."""
 
     device: Device
     values: dict[str, float] = field(default_factory=dict)
@@ -95,21 +95,21 @@ class Gauges:
 
 @dataclass(frozen=True)
 class LiveFrame:
-    """Everything that a view shows of a run at one time."""
+    """Everything that a live view shows of a run at one time."""
 
     run: Run
     status: str
     elapsed_s: float
     step: int | None  # optimizer steps done
     ranks: dict[int, int]  # steps done, by rank
-    total: float | None  # of steps or tokens, as `unit` says
+    total: float | None  # the budget in `unit`: steps or tokens
     unit: str
     done: float | None
     eta_s: float | None
-    no_eta: str  # why there is none
+    no_eta: str  # why there is no ETA
     recent: dict[str, Result]
     so_far: dict[str, Result]
-    so_far_ns: int  # the newest row in them
+    so_far_ns: int  # time of the newest row in `so_far`
     loss: float | None
     loss_is_printed: bool  # from the output, as no step has one
     curves: dict[str, tuple[float, ...]]
@@ -120,10 +120,10 @@ class LiveFrame:
     unjudged: dict[str, str]
     newest_ns: int
     quiet_s: float | None = None  # since the last step, if that is long ago
-    training: int = 1  # which of so many in this run, counted from 1
+    training: int = 1  # number of the shown training, counted from 1
     trainings: int = 0
-    replaced: int = 0  # how often another run has replaced the watched one
-    is_provisional: bool = False  # steps to come may change what is warm-up
+    replaced: int = 0  # how often another run replaced the watched one
+    is_provisional: bool = False  # later steps may change which steps are warm-up
 
     @property
     def is_going(self) -> bool:
@@ -144,8 +144,8 @@ class RunWatcher:
         total_steps: int | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`rules`: instead of the run's own; `rank`: only this one; `training`: its number, from 1,
-        default the newest; `now_ns`: the clock for silence."""
+        """`rules` replace the run's own; `rank`: only this rank; `training`: counted from 1,
+        default the newest; `now_ns`: the wall clock, to time the gap since the last step."""
         self._now_ns = now_ns
         self._path = path
         self._given = tuple(rules)
@@ -210,7 +210,7 @@ class RunWatcher:
         self._following.close()
 
     def _chosen(self, run: Run) -> Run:
-        """The run, or one of its trainings: there are no metrics over several."""
+        """Return the run; if it has several trainings, the chosen or newest one."""
         self._trainings = len(run.trainings)
         if self._training is None and self._trainings < 2:
             return run
@@ -224,7 +224,7 @@ class RunWatcher:
         return chosen
 
     def _start_anew(self) -> None:
-        """Reset curves, pace and loss, which are of one rank."""
+        """Reset the values that are tracked for one rank: curves, pace and loss."""
         self._curves |= {name: Curve() for name in ("step_s", "loss", "tokens_per_s")}
         self._pace = _Pace()
         self._loss: float | None = None
@@ -267,7 +267,7 @@ class RunWatcher:
         self._pace.add(int(steps["start_ns"].min()), steps["end_ns"], many, np.nan_to_num(tokens))
 
     def _take_losses(self, new: LiveRows) -> None:
-        """Take losses of the lowest watched rank; as printed until a step has one."""
+        """Take the losses of the lowest watched rank; printed losses until a step has one."""
         first = min(self._totals.steps, default=0)
         by_steps = {w: s for w, s in new.steps.items() if w not in new.printed}
         by_writer = [loss for s in by_steps.values() if len(loss := _losses(s, rank=first))]
@@ -283,7 +283,7 @@ class RunWatcher:
             self._curves["loss"].add(losses[np.isfinite(losses)])
 
     def _take_power(self, new: LiveRows) -> None:
-        """Take power of one GPU, or else of one CPU, for the curve."""
+        """Add the power readings of one GPU, or else of one CPU, to the power curve."""
         by_device = new.samples.get("power_w", {})
         kinds = {i: d.kind for i, d in self._following.devices.items()}
         wanted = "gpu" if "gpu" in kinds.values() else "cpu"
@@ -310,7 +310,7 @@ class RunWatcher:
         if quiet_s is not None and total is not None:
             eta_s, no_eta = None, f"last step {duration(quiet_s)} ago"
         elif unit == _FLOPS:
-            no_eta = "its budget is in FLOPs, which are not counted here"
+            no_eta = "the budget is in FLOPs; live views count only steps and tokens"
         return LiveFrame(
             run, status, max(0.0, (newest_ns - start_ns) / NS_PER_S), step,
             dict(sorted(self._totals.steps.items())), total, unit, done, eta_s, no_eta, recent,
@@ -325,7 +325,7 @@ class RunWatcher:
         )  # fmt: skip
 
     def _goal(self, step: int | None) -> tuple[float | None, str, float | None]:
-        """The budget in steps or tokens, its unit, and how much is done."""
+        """Return the total in steps or tokens, the unit, and how much is done."""
         if self._total_steps:
             return self._total_steps, "steps", step
         unit, total = goal(self._following.headers) or ("", None)
@@ -336,7 +336,7 @@ class RunWatcher:
 
 
 class _Pace:
-    """Ends, step counts and tokens of the newest steps of one rank."""
+    """The rate of one rank's newest steps, from their ends, step counts and tokens."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None  # when the first step began
@@ -353,10 +353,10 @@ class _Pace:
         self._tokens = np.concatenate([self._tokens, tokens])[newest]
 
     def since_ns(self, others: Iterable[int]) -> int | None:
-        """The start of the recent window: the end of a step on all ranks.
+        """The start of the recent window: a time at which all ranks have ended a step.
 
-        A window that begins within a step would have all of its work and part of its time. Other
-        ranks end that step a little later.
+        A window that began within a step would count all of its work but part of its time. Other
+        ranks (`others`: their step ends) end that step a little later.
         """
         if self._first_ns is None:
             return None
@@ -390,7 +390,7 @@ class _Pace:
 
 
 def _losses(steps: dict[str, Any], *, rank: int | None) -> Any:  # noqa: ANN401  an array
-    """The recorded losses of training steps, NaN included; of a rank, or of all."""
+    """The losses of training steps that have one, NaN included, of `rank` or of all ranks."""
     has_loss = steps["loss_told"] & (steps["phase"] == TRAIN)
     if rank is not None:
         has_loss &= np.nan_to_num(steps["rank"]) == rank

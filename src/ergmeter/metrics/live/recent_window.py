@@ -1,4 +1,4 @@
-"""Metrics over the newest steps of a running run, and the time it still needs.
+"""Metrics over the newest steps of a running run, and its remaining time.
 
 An update is over the steps that ended since the previous update, so updates add up to the run and
 all metrics in one share a window. A moving average has no such window. Ranks write at slightly
@@ -50,7 +50,7 @@ class Remaining:
 
     @property
     def text(self) -> str:
-        """What is done, and the time left at the rate of the counted steps."""
+        """Progress and time left as text."""
         left = "not known yet" if self.left_s is None else duration(self.left_s)
         done = f"{self.done:,.0f} of {self.total:,.0f} {self.unit} ({self.done_frac:.1%})"
         return f"{done}; left, at the counted rate: {left}"
@@ -66,7 +66,7 @@ def remaining(evidence: Evidence) -> Remaining:
     done = float(steps_done(lane)) if unit == "steps" else _amount(evidence, lane, unit)
     try:
         counted = evidence.counted.longest
-        # The outer window: evaluation and checkpoints are still to come as well.
+        # The outer window, as the remaining time includes evaluation and checkpoints too.
         span_s = evidence.window.outer.duration_s
         rate = _amount(evidence, counted, unit) / span_s if span_s > 0 else 0.0
     except NotMeasurable:
@@ -76,7 +76,7 @@ def remaining(evidence: Evidence) -> Remaining:
 
 
 def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
-    """Unit and amount of a run's budget, from the headers of its writers; None without one."""
+    """Return the unit and size of a run's budget, from its writers' headers; None without one."""
     for header in headers:
         budget = header.get("budget")
         budget = budget if isinstance(budget, dict) else {}
@@ -104,7 +104,7 @@ FOREVER_NS = 2**62
 def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
     """All metrics, or those of `keys`, over the steps that ended after `since_ns`.
 
-    NotMeasurable if there is none yet. The next update begins at the end of this one's window.
+    NotMeasurable if there is no step yet. The next update begins at the end of this window.
     """
     newest = evidence_since(run, since_ns).counted
     evidence = evidence_since(run, since_ns, _reached_ns(run, newest))
@@ -121,13 +121,14 @@ def whole_run_update(run: Run) -> Update:
 
 
 def evidence_since(run: Run, since_ns: int, until_ns: int = FOREVER_NS) -> Evidence:
-    """The evidence of a run from one time to another, for computing a few metrics."""
+    """The evidence of a part of a run, from one time to another, warm-up included."""
     part = run.part(Window(since_ns, until_ns))
     return Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
 
 
 def first_start_ns(run: Run, since_ns: int) -> int:
-    """When the first step that ended after `since_ns` began, on the rank that began it last."""
+    """When the first step that ended after `since_ns` began, on the rank that began it last;
+    at most `since_ns`."""
     lanes = evidence_since(run, since_ns).counted.lanes
     return min(since_ns, max(int(lane["start_ns"].min()) for lane in lanes if len(lane)))
 
@@ -137,7 +138,7 @@ def _update(evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     clock = evidence.run.writers[0].header["clock"]
     wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
     done = max(map(steps_done, evidence.work.lanes if evidence.trains else ()), default=0)
-    # The window of a ledger has no cuts.
+    # An energy ledger's window has no cuts.
     in_ledger = [metric.key for metric, _ in ledger_aliases()]
     unbroken = readings_of(evidence.over(UNBROKEN), in_ledger) if final else {}
     return Update(

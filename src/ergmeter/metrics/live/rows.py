@@ -24,12 +24,12 @@ TRAIN = PHASES.index("train")
 
 @dataclass
 class LiveRows:
-    """New rows of a run, on its clock. No row before `until_ns` is still to come.
+    """New rows of a run, on its clock. All rows before `until_ns` have been read.
 
     `steps`: columns by writer, ordered by end, absent numbers NaN. `loss_told` and `grad_norm_told`
     separate a recorded NaN from an absent value. `samples`: times and values by column and device.
-    `printed`: columns of all printed lines, also where a Meter records the same steps. Those steps
-    often have no loss while the lines do.
+    `printed`: columns of all printed lines, even if a Meter records the same steps: often only the
+    lines have a loss.
     """
 
     until_ns: int
@@ -38,7 +38,7 @@ class LiveRows:
     printed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def without(self, writers: Collection[str]) -> LiveRows:
-        """A copy without the steps of these writers; samples stay."""
+        """A copy without the steps of these writers; all samples are kept."""
         if not writers:
             return self
         steps, printed = (
@@ -49,7 +49,7 @@ class LiveRows:
 
 
 def in_order(before: tuple[Any, Any] | None, new: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Times and values of both batches, in order of time."""
+    """Join (times, values) of two batches, in order of time."""
     t_ns, values = new
     if before is not None:
         t_ns, values = np.concatenate([before[0], t_ns]), np.concatenate([before[1], values])
@@ -60,7 +60,7 @@ def in_order(before: tuple[Any, Any] | None, new: tuple[Any, Any]) -> tuple[Any,
 
 
 def joined_rows(first: LiveRows, second: LiveRows) -> LiveRows:
-    """The rows of both batches."""
+    """Join two batches of rows."""
     both = LiveRows(
         second.until_ns,
         _joined_steps(first.steps, second.steps),
@@ -87,7 +87,7 @@ def _joined_steps(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 
 
 def split_rows(rows: LiveRows, until_ns: int) -> tuple[LiveRows, LiveRows]:
-    """The rows up to a time, and the rest."""
+    """Split rows into those up to a time and the later ones."""
     early, late = LiveRows(until_ns), LiveRows(until_ns)
     early.steps, late.steps = _split_steps(rows.steps, until_ns)
     early.printed, late.printed = _split_steps(rows.printed, until_ns)
@@ -122,7 +122,7 @@ def real_tokens(steps: Mapping[str, Any] | Steps) -> FloatArray:
 
 
 def steps_done(steps: Mapping[str, Any] | Steps, *, before: int = 0) -> int:
-    """The index of the last step plus one, also in a resumed training.
+    """The number of steps done, steps before a resume included: the last step's index plus one.
 
     For steps without an index, their number plus `before`.
     """
@@ -136,7 +136,7 @@ _MAX_GAP_NS = 2 * NS_PER_S
 
 
 class EnergyTotal:
-    """Running total of joules of the GPUs, or of CPU and memory if there is none."""
+    """Running total of joules of the GPUs, or of CPU and memory if there is no GPU."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._devices = devices
@@ -144,8 +144,8 @@ class EnergyTotal:
         self._counted_ns: dict[str, int] = {}  # first reading of a device's energy counter
         self.joules = 0.0
         self.is_known = False  # True after the first interval
-        self._apart_ns = 0  # shortest gap between power readings that is too long
-        # Times of the last batch, and the total at each of them.
+        self._apart_ns = 0  # the shortest of the gaps between power readings that are too long
+        # Times of the last batch, and the total at each time.
         self.new = (np.empty(0, np.int64), np.empty(0))
 
     def feed(self, rows: LiveRows) -> None:
@@ -175,14 +175,14 @@ class EnergyTotal:
         return self.joules if self.is_known else None
 
     def reached(self, limit_j: float) -> tuple[int, float] | None:
-        """The time of the last batch at which the total reached a limit, and its value."""
+        """Return when the total reached a limit in the last batch, and the total then; or None."""
         times, curve = self.new
         reached = np.flatnonzero(curve >= limit_j)
         return (int(times[reached[0]]), float(curve[reached[0]])) if len(reached) else None
 
     @property
     def is_hopeless(self) -> bool:
-        """True if no device can report energy."""
+        """True if the run has devices, but none that can report energy."""
         return bool(self._devices) and not self._boundary()
 
     @property
@@ -193,7 +193,7 @@ class EnergyTotal:
         if self._apart_ns:
             apart, limit = (significant(ns / NS_PER_S) for ns in (self._apart_ns, _MAX_GAP_NS))
             return f"power is read {apart} s apart (limit {limit} s)"
-        return "no device tells its energy"
+        return "no device reports its energy"
 
     def _boundary(self) -> set[str]:
         kinds = {device.kind for device in self._devices.values()}
@@ -205,7 +205,7 @@ class EnergyTotal:
     def _increments(
         self, device: str, column: str, t_ns: TimeArray, values: FloatArray
     ) -> tuple[Any, Any]:
-        """Times and joules since the previous reading."""
+        """Return times, and the joules since the previous reading at each."""
         key = f"{device} {column}"
         before_ns, before = self._last.get(key, (int(t_ns[0]), float(values[0])))
         self._last[key] = (int(t_ns[-1]), float(values[-1]))
@@ -252,7 +252,7 @@ class LiveTotals:
     """Time, joules, and steps and tokens of a run so far."""
 
     def __init__(self, devices: Mapping[str, Device], *, start_ns: int | None = None) -> None:
-        """`devices`: of the run, may grow; `start_ns`: the run's start."""
+        """`devices`: those of the run, which may grow; `start_ns`: the run's start."""
         self.energy = EnergyTotal(devices)
         self.elapsed = Elapsed(start_ns)
         self.rows = 0  # of steps, of any phase
@@ -261,7 +261,7 @@ class LiveTotals:
         self.begin_training()
 
     def begin_training(self) -> None:
-        """Count steps and tokens anew."""
+        """Reset the counts of steps and tokens, as a new training begins."""
         self.steps: dict[int, int] = {}  # optimizer steps done, by rank
         self.tokens: dict[int, float] = {}
 

@@ -1,11 +1,11 @@
 """Running totals of one writer of a run, at a cost that does not grow with the run.
 
-A mean over the whole run that is printed every few steps can't reread the run each time. So
-joules, seconds, steps, tokens and byte-seconds are kept as sums.
+A mean over the whole run that is printed every few steps can't reread the run each time. So sums
+of joules, seconds, steps, tokens and byte-seconds are stored.
 
-Energy up to the present is known better a few seconds later, when the counter has been read again.
-So only stretches that ended some seconds ago are added for good; the newest one is recomputed at
-each call.
+Energy up to now is known better a few seconds later, when the counter has been read again. So only
+intervals that ended 10 s ago or earlier are added to the stored sums; the newest interval is
+recomputed at each call.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ergmeter.units import NS_PER_S
 
 Amount: TypeAlias = "float | Missing"
 
-# An edge is final after so long. NVML's counters are read every 4 s at the slowest (H200), and a
-# reading on each side of the edge is needed.
+# Energy up to an instant is final after this time. NVML's counters are read every 4 s at the
+# slowest (H200), and a reading on each side of the instant is needed.
 SETTLED_S = 10.0
 _SETTLED_NS = round(SETTLED_S * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums from the start of the first step to the end of the last."""
+    """Sums over the time from the first step's start to the last step's end."""
 
     start_ns: int
     end_ns: int
@@ -58,7 +58,7 @@ class Totals:
         return (self.end_ns - self.start_ns) / NS_PER_S
 
     def __add__(self, later: Totals) -> Totals:
-        """The sum of two adjacent totals."""
+        """Add the totals of the next, adjacent interval."""
         amounts: dict[str, Any] = {
             part.name: _sum(getattr(self, part.name), getattr(later, part.name))
             for part in fields(self)
@@ -71,15 +71,15 @@ class RunningTotals:
     """Adds up one writer's part of a run while it is written."""
 
     def __init__(self, writer: str, *, since_ns: int = 0) -> None:
-        """`writer`: its id; `since_ns`: where to begin, on the run's clock."""
+        """`writer`: the writer's id; `since_ns`: when totals begin, on the run's clock."""
         self._writer = writer
         self._since_ns = since_ns
         self._settled: Totals | None = None
 
     def totals(self, run: Run, *, gpus: Collection[str] = ()) -> Totals:
-        """The totals up to the newest step. NotMeasurable if there is none yet.
+        """Return the totals up to the newest step. NotMeasurable if there is no step yet.
 
-        `gpus`: the ids of this writer's GPUs; if empty, all of the run.
+        `gpus`: the ids of this writer's GPUs; if empty, all GPUs of the run.
         """
         newest = self._stretch(run, FOREVER_NS, gpus)
         try:
@@ -127,9 +127,9 @@ class _Stretch(Evidence):
 
     @cached_property
     def counted(self) -> Steps:
-        """All steps except the last few that no sample covers yet.
+        """All steps, except the last few for which device samples have not been written yet.
 
-        If sampling has stopped they count, and metrics of devices are absent.
+        If sampling has stopped, these steps count too, and metrics of devices are absent.
         """
         rows = self.work
         sampled_ns = self._sampled_until_ns if self._until_ns == FOREVER_NS else None
@@ -140,7 +140,7 @@ class _Stretch(Evidence):
 
     @cached_property
     def window(self) -> TrainingWindow:
-        """From the end of the previous stretch, so that stretches add up. Nothing is cut."""
+        """From the end of the previous stretch to the last step's end, without cuts."""
         start_ns = self._since_ns or int(self.counted["start_ns"].min())
         return TrainingWindow.single(TRAINING, start_ns, int(self.counted["end_ns"].max()))
 
@@ -181,7 +181,7 @@ def _over_time(stretch: _Stretch, column: str) -> float:
 
 
 def _sum(earlier: Amount, later: Amount) -> Amount:
-    """The sum; Missing if one of the two is."""
+    """The sum of two amounts; Missing if either is."""
     if isinstance(earlier, Missing):
         return earlier
     return later if isinstance(later, Missing) else earlier + later

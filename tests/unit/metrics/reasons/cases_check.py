@@ -173,8 +173,8 @@ CASES: list[Case] = [
     ),
     checks(
         "one of two ranks recorded no steps",
-        "1 of the 2 ranks told no steps (1): tokens are of the other ranks only: metrics per device"
-        " or per joule are absent",
+        "1 of the 2 ranks recorded no steps (1): tokens are of the other ranks only: metrics per"
+        " device or per joule are absent",
         ranks(even_steps(40, tokens_computed=10, rank=0), world=2, rank=0),
     ),
     checks(
@@ -251,7 +251,7 @@ CASES: list[Case] = [
     ),
     checks(
         "the whole run was chosen, which has no interval",
-        "noise: a whole run has no interval: its start and its pauses are in it",
+        "noise: no interval over a whole run: it includes start-up and pauses",
         steps(*[0.25] * 40),
         window="whole",
     ),
@@ -285,12 +285,12 @@ CASES: list[Case] = [
     ),
     checks(
         "a printed line does not say how many steps it stands for",
-        "stalls: printed lines do not say how many steps they stand for",
+        "stalls: printed lines do not state how many steps they cover",
         printed(*[0.25] * 40, each=None),
     ),
     checks(
         "rows of two steps follow rows of one",
-        "stalls: rows stand for different numbers of steps",
+        "stalls: rows cover different numbers of steps",
         lambda path: made(
             path,
             [replace(one, steps=1 + (one.index or 0) // 20) for one in in_a_row([0.25] * 40)],
@@ -298,7 +298,7 @@ CASES: list[Case] = [
     ),
     checks(
         "requests were answered",
-        "stalls: requests differ in length, so none is slow by itself",
+        "stalls: requests differ in length: a long one is not a stall",
         lambda path: made(path, even_steps(40, phase="decode", tokens_real=10)),
     ),
     checks(
@@ -360,7 +360,7 @@ CASES: list[Case] = [
     checks(
         "the power of the GPU reads 500 W while its counter grows by 400 W",
         "Test GPU: integrated power is 25 % more than its counter says: a sensor is off, or power"
-        " was read too seldom; energy is the counter's",
+        " was read too seldom; the reported energy is the counter's",
         gpu(energy_j=lambda t: 1e4 + 400.0 * t),
     ),
     checks(

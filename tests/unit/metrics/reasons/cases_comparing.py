@@ -14,7 +14,7 @@ from ergmeter.compare.sources import read_entries
 from ergmeter.compare.time_to_loss import TIME, to_target
 from ergmeter.metrics.summarize import _result
 from ergmeter.records import Missing, Result, Step
-from ergmeter.stats.ratio import contrast
+from ergmeter.stats.ratio import contrast, pooled_noise
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import raised
@@ -148,7 +148,7 @@ CASES = [
     Case(
         "a group without a run",
         lambda _: raised(lambda: contrast([], [1.0])),
-        "no run says it",
+        "no run has a value",
     ),
     Case(
         "a repeat whose value is infinite",
@@ -158,7 +158,12 @@ CASES = [
     Case(
         "a repeat whose value is 0",
         lambda _: raised(lambda: contrast([0.0, 1.0], [1.0, 1.0])),
-        "no ratio of a value that is not above 0 (0)",
+        "a value is 0: a ratio needs values above 0",
+    ),
+    Case(
+        "groups of one run each have no scatter",
+        lambda _: raised(lambda: pooled_noise([[1.0], [2.0]])),
+        "no group has two repeats",
     ),
     # -- losses --
     Case("a run that never evaluated", no_eval_loss, "no evaluation loss was recorded"),

@@ -147,20 +147,21 @@ CASES: list[Case] = [
     lacks(
         "the matmuls are in bf16",
         MFU_BF16,
-        f"the matmuls are in bf16: {MFU} is the share of the only peak",
+        f"the matmuls are in bf16: only fp8, fp4 and int8 have a second peak; see {MFU}",
         on(H200, dtype="bf16"),
     ),
     lacks(
         "a peak was declared without a dtype",
         MFU_BF16,
-        f"the dtype of the matmuls was not given: {MFU} is the share of the only peak",
+        "the dtype of the matmuls was not given: only fp8, fp4 and int8 have a second peak; see"
+        f" {MFU}",
         on(H200, peak_flops_per_s=1e15),
     ),
     # -- bandwidth
     lacks(
         "a training step was counted",
         BANDWIDTH,
-        "the bytes that a step moves were not counted; they limit inference",
+        "the bytes that a step moves are counted for inference only",
         on(H200, dtype="bf16"),
     ),
     lacks(
@@ -204,7 +205,7 @@ CASES: list[Case] = [
     lacks(
         "a training step was counted, and the GPU has a calibration",
         BANDWIDTH_OF_ACHIEVABLE,
-        "the bytes that a step moves were not counted",
+        "the bytes that a step moves are counted for inference only",
         with_calibration(calibrated("GPU-0"), flops=EXACT),
     ),
     # -- progress

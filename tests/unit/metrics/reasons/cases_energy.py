@@ -115,7 +115,8 @@ CASES: list[Case] = [
     ),
     checks(
         "power and energy counter of the GPU were read for two seconds",
-        "counter: Test GPU: its energy counter and its power overlap for 1.9 s; the check needs 4",
+        "counter: Test GPU: energy counter and power were read together for only 1.9 s; the"
+        " check needs 4",
         lambda path: made(path, samples=read(12.0)[:21]),
     ),
     absent(

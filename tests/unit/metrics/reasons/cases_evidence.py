@@ -79,7 +79,7 @@ CASES: list[Case] = [
     lacks(
         "one command ran two trainings",
         RATE,
-        "2 trainings in this run, each with figures of its own: name one, --training 1 (to 2)",
+        "2 trainings in this run, each with its own metrics: choose one, --training 1 (to 2)",
         two_trainings,
     ),
     absent(

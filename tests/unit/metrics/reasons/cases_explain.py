@@ -14,7 +14,7 @@ from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import explains, refuses
 from tests.unit.metrics.test_comparison import compared, entry, group, only, words
-from tests.unit.metrics.test_explain_made import H200, STEP, made
+from tests.unit.metrics.test_explain_made import H200, STEP, made, read
 
 S = 10**9
 BUSY: dict[str, Any] = {"busy_frac": 0.9}  # the driver's utilisation, and no hardware counters
@@ -52,22 +52,22 @@ CASES: list[Case] = [
         for fact, reason, settings in (
             (
                 "the peak was declared",
-                "the peak was declared, and its clock was not",
+                "the peak was declared without its clock",
                 {"peak_flops_per_s": 1e15},
             ),
             (
                 "products in 32 bits",
-                "the peak of fp32 is at another clock than that of 16 bits",
+                "the peak of fp32 is at another clock than the 16-bit peak",
                 {"dtype": "fp32"},
             ),
             (
                 "a device of which nobody has heard",
-                "which clock the peak is at is not known",
+                "the clock of the datasheet's peak is unknown",
                 {"device": "unheard of"},
             ),
             (
                 "a card of which no document states the clock",
-                "no source for the clock that the peak of",
+                "no source for the clock of the peak of",
                 {"device": "l40s"},
             ),
         )
@@ -77,6 +77,17 @@ CASES: list[Case] = [
         "busy_frac: the driver's utilisation lags by up to a second, too much for a window below"
         " 5 s",
         lambda path: made(path, even_steps(8, seconds=0.25, tokens_computed=100), **BUSY),
+    ),
+    explains(
+        "hardware counters are means over 5 s in a window of 2 s",
+        "the hardware counters were read too seldom for so short a window: activity may be",
+        lambda path: run_of(
+            path,
+            steps=even_steps(8, seconds=0.25, tokens_computed=100),
+            samples=[replace(one, activity_s=5.0) for one in read(2.0, graphics_frac=0.5)],
+            devices=[H200],
+            marks=[Mark(0, "device_used", H200.id)],
+        ),
     ),
     explains(
         "the window holds evaluation, and the driver's utilisation was read",

@@ -168,7 +168,7 @@ CASES = [
     absent(
         "a recorded program that prints its steps has no memory of training",
         "memory.device_train_peak_bytes",
-        "printed lines do not say when a phase began: a Meter does",
+        "printed lines do not show when a phase began; a Meter does",
         steps=STEPS,
         stream="output",
         devices=[GPU],
@@ -177,7 +177,7 @@ CASES = [
     absent(
         "an allocator that was read between the steps",
         "memory.allocator_train_peak_bytes",
-        "no reading fell into training steps",
+        "no reading was taken during training steps",
         steps=even_steps(5, seconds=0.1, gap_s=0.9),
         devices=[TORCH],
         samples=[
@@ -237,7 +237,7 @@ CASES = [
     refused(
         "a roofline of a CPU",
         roofline,
-        "no counter of the bytes that device memory moved: no accelerator was sampled",
+        "no hardware counter of device memory traffic: no accelerator was sampled",
         steps=STEPS,
     ),
     refused(
@@ -277,7 +277,7 @@ CASES = [
     absent(
         "a profile with 1.4 s of computation in 1 s",
         "profile.computation_s",
-        "its share of the profiled time is impossible: 140%",
+        "the share of profiled time is impossible: 140%",
         steps=STEPS,
         marks=[Mark(5 * S, "profiled", json.dumps(PROFILE))],
     ),

@@ -78,8 +78,8 @@ CASES = [
     absent(
         "half of the requests failed",
         "latency.ttft_median_s",
-        "21 of 42 requests have no latency (21 answered, 21 failed): were they the slowest, the"
-        " median would be one of theirs",
+        "21 of 42 requests have no latency (21 answered, 21 failed): if they were the slowest,"
+        " the median would fall among them",
         steps=many(21),
         reported=SOME_FAILED,
         marks=LOAD,
@@ -202,7 +202,7 @@ CASES = [
     absent(
         "a load that was interrupted in its warm-up",
         "throughput.requests_per_s",
-        "no request after the warm-up, which has 1 request",
+        "no request after the warm-up of 1 request",
         reported=[settled("failed: timeout", 1, 3)],
         marks=[*LOAD, Mark(4 * S, "warmup_end")],
     ),

@@ -90,7 +90,7 @@ CASES = [
     of_mark(
         "the disk was too slow for the samples",
         "samples_dropped",
-        "nvml: 120 samples, the disk took them too slowly",
+        "nvml: 120 samples dropped, as the disk was too slow",
         MISSING + "{}",
     ),
     of_mark(
@@ -120,7 +120,7 @@ CASES = [
     of_mark(
         "a rule about the loss in a run without losses",
         "alert_unjudged",
-        "loss nan: no step tells its loss",
+        "loss nan: no step reports loss",
         "an alert was not judged: {}",
     ),
     of_mark(
@@ -176,7 +176,7 @@ CASES = [
     ),
     noted(
         "steps were profiled late in the run",
-        "profiled steps are in these figures, and take longer than the others",
+        "profiled steps, which are slower, are in the window: --window or --warmup-steps leaves",
         steps=STEPS,
         marks=[Mark(17 * S, "profile_unread")],
     ),
@@ -187,7 +187,7 @@ CASES = [
     ),
     noted(
         "tokens per step were declared for a program that counts its own",
-        "--tokens-per-step 4096 is not used: the program gives its own tokens",
+        "--tokens-per-step 4096 is not used: the program reports its own tokens",
         steps=STEPS,
         settings={"tokens_per_step": 4096},
     ),

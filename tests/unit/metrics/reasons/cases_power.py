@@ -103,14 +103,14 @@ CASES = [
     absent(
         "a sensor that reads 0 W",
         "energy.run_j",
-        "power reads 0 W throughout, which no device that is on draws",
+        "power reads 0 W throughout: the sensor does not work",
         settings=ALL,
         **of_gpu(readings_of_gpu(-1, 21, power_w=0.0)),
     ),
     absent(
         "a sensor that was read once",
         "energy.run_j",
-        "one power reading alone",
+        "only one power reading",
         settings=ALL,
         **of_gpu(readings_of_gpu(5, 5.1, power_w=100.0)[:1]),
     ),
@@ -132,7 +132,7 @@ CASES = [
     lacks(
         "a GPU of AMD without an idle span",
         "energy.idle_w",
-        "`erg calibrate` measures the idle power of NVIDIA GPUs alone",
+        "`erg calibrate` measures idle power of NVIDIA GPUs only",
         lambda path: run_on(path, AMD),
     ),
     lacks(
@@ -152,7 +152,7 @@ CASES = [
     absent(
         "an idle span of a second",
         "energy.idle_w",
-        "its idle spans are not longer than 1.5 s",
+        "no idle span is longer than 1.5 s",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), steps=idle_of(20, 21)),
     ),
     absent(
@@ -196,18 +196,18 @@ CASES = [
     absent(
         "a recorded program that prints its steps, of the energy of training",
         "energy.train_j",
-        "printed lines do not say when a phase began: a Meter does",
+        "printed lines do not show when a phase began; a Meter does",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), stream="output"),
     ),
     Case(
         "a recorded program that prints its steps, of the parts of its energy",
         printed_parts,
-        "printed lines do not say when a phase began: a Meter does",
+        "printed lines do not show when a phase began; a Meter does",
     ),
     absent(
         "a recorded program that prints its steps, of the energy of each",
         "energy.step_median_j",
-        "a printed line does not say when its step began: a Meter does",
+        "a printed line does not show when its step began; a Meter does",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), stream="output"),
     ),
     absent(

@@ -48,13 +48,13 @@ CASES = [
     absent(
         "a recorded program that prints its steps, of the time between them",
         "time.outside_steps_frac",
-        "printed lines do not show gaps between steps: a Meter does",
+        "printed lines do not show gaps between steps; a Meter does",
         **PRINTED,
     ),
     absent(
         "a recorded program that prints its steps, of its start-up",
         "time.before_first_step_s",
-        "printed lines do not say when the first step began: a Meter does",
+        "printed lines do not show when the first step began; a Meter does",
         **PRINTED,
     ),
     absent(
@@ -124,7 +124,7 @@ CASES = [
     absent(
         "a training of one rank",
         "ranks.spread_frac",
-        "one rank: there is no other to compare it with",
+        "only one rank: stragglers need two or more",
         steps=STEPS,
     ),
     lacks(

@@ -54,7 +54,7 @@ CASES = [
     absent(
         "a printed loop without tokens",
         "throughput.tokens_per_s",
-        "the output names no tokens: print tokens=.., set include_num_input_tokens_seen",
+        "the output prints no tokens: print tokens=.., set include_num_input_tokens_seen",
         **PRINTED,
     ),
     absent(
@@ -68,7 +68,7 @@ CASES = [
     absent(
         "an integration in a training on images",
         "throughput.real_tokens_per_s",
-        "the integration could not count real tokens from what the model was given",
+        "the integration could not count real tokens from the model's inputs",
         steps=even_steps(10, samples=4),
         header=INTEGRATION,
     ),
@@ -87,7 +87,7 @@ CASES = [
     absent(
         "a printed loop, which does not say which tokens bear a loss",
         "throughput.loss_tokens_per_s",
-        "the output names no loss-bearing tokens: a Meter counts them",
+        "the output prints no loss-bearing tokens; a Meter counts them",
         steps=COMPUTED,
         stream="output",
     ),
@@ -120,21 +120,21 @@ CASES = [
     absent(
         "a Trainer's dicts without its progress bar",
         "steps.count",
-        "the output does not say how many steps a printed line stands for; leave a Trainer's",
+        "the output does not state how many steps a printed line covers; leave a Trainer's",
         steps=even_steps(10, steps=None),
         stream="output",
     ),
     absent(
         "one of ten printed lines does not say its step",
         "steps.count",
-        "1 of 10 printed lines do not say how many steps they stand for",
+        "1 of 10 printed lines do not state how many steps they cover",
         steps=[*BARE[:9], replace(BARE[9], steps=None)],
         stream="output",
     ),
     absent(
         "printed lines, of which some may be missing",
         "steps.dropped",
-        "printed lines do not say whether steps are missing: a Meter does",
+        "printed lines do not show whether steps are missing; a Meter does",
         **PRINTED,
     ),
     absent(
@@ -187,7 +187,7 @@ CASES = [
     lacks(
         "a Meter in one of four ranks",
         "energy.joules_per_token",
-        "3 of the 4 ranks told no steps (1, 2, 3): the tokens of all ranks are not known; use a"
+        "3 of the 4 ranks recorded no steps (1, 2, 3): the tokens of all ranks are unknown; use a"
         " Meter in each rank",
         lambda path: test_missing_ranks.run_of(path, (0,)),
     ),
@@ -208,8 +208,8 @@ CASES = [
     lacks(
         "a framework that places two of four ranks",
         "tokens.total",
-        "the framework places 2 of the 4 ranks (tp=2): which of them share their tokens is not"
-        " known; say it (--layout tp=2,...)",
+        "the framework places 2 of the 4 ranks (tp=2): which ranks share tokens is unknown;"
+        " pass --layout tp=2,...",
         lambda path: run_of_ranks(
             path, *[100] * 4, headers={rank: told(tp=(rank % 2, 2)) for rank in range(4)}
         ),
