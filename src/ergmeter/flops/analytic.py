@@ -1,12 +1,12 @@
 """FLOPs of one step, from a model's graph and a batch's shape: forward, backward, recomputed.
 
 A matrix product of m x k and k x n is 2 m k n FLOPs: a multiplication and an addition for each
-term. Backward takes the product twice more: the gradient of what went in, if something before it is
-trained, and the gradient of the weights, if they are. (Kaplan et al. 2020, section 2.1, has both as
-2 N; that they can be absent one by one is what LoRA, frozen towers and first layers are about.)
+term. Backward needs up to two more products: the gradient of the input, if something before it is
+trained, and the gradient of the weights, if they are trained. (Kaplan et al. 2020, section 2.1,
+count both as 2 N; with LoRA, frozen towers and first layers one of the two is absent.)
 
-What is not a matrix product, a convolution or a scan is not counted: norms, activations, rotary
-embeddings, softmax, the optimizer. They are below a percent of the FLOPs at any size in use.
+Only matrix products, convolutions and scans are counted. Norms, activations, rotary embeddings,
+softmax and the optimizer are below one percent of the FLOPs at any size in use.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class PartFlops:
 
     @property
     def model(self) -> float:
-        """Model FLOPs: what the mathematics needs."""
+        """Model FLOPs: forward and backward, without recomputation."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> float:
-        """Hardware FLOPs: model FLOPs with recomputation and detours."""
+        """Hardware FLOPs: model FLOPs plus recomputation."""
         return self.model + self.recomputed
 
     def __add__(self, other: PartFlops) -> PartFlops:
@@ -71,11 +71,11 @@ def step_flops(
     checkpointing: Checkpointing = "none",
     pairs: Pairs = "needed",
 ) -> Parts:
-    """FLOPs of a step by part, in the order of the graph. `trainable` None: inference, no backward.
+    """Return a step's FLOPs by part, in the graph's order. `trainable` None: inference.
 
-    With `checkpointing` "full" each layer keeps its input only and is computed again, up to the
-    last product whose result nothing needs (torch's non-reentrant checkpoint stops early);
-    "selective" computes the attention core again and keeps the rest.
+    With `checkpointing` "full" each layer saves only its input and is recomputed, except a last
+    product whose result backward does not need (torch's non-reentrant checkpoint stops early).
+    "selective" recomputes only the attention core.
     """
     _check_streams(graph, batch)
     needs = gradients(graph, trainable) if trainable else {}
@@ -98,11 +98,11 @@ def step_flops(
 
 
 def _folded(work: Fold, rows: float, *, is_again: bool) -> float:
-    """FLOPs of an update that is added to the weight, instead of two small products a row.
+    """Return the hardware FLOPs of a low-rank update that PEFT 0.21 adds to the weight.
 
-    It is made forward (that of experts twice: torch looks at a parametrisation's shape by computing
-    it) and walked back through once for each factor; and as rows meet the sum, the whole weight's
-    gradient is computed. So PEFT 0.21.
+    Forward computes the update (for experts twice: torch computes a parametrisation to see its
+    shape). Backward computes a gradient for each of the two factors. Rows multiply the sum, so the
+    gradient of the whole weight is computed too.
     """
     made = work.flops * (2 if work.copies > 1 else 1)
     product = 2 * work.inputs * work.outputs * work.used * rows
@@ -110,7 +110,7 @@ def _folded(work: Fold, rows: float, *, is_again: bool) -> float:
 
 
 def _check_streams(graph: Graph, batch: Batch) -> None:
-    """A batch without images costs no tower; one without a source is no batch of this model."""
+    """Raise UsageError if the batch lacks a stream that the model reads; images may be absent."""
     for name in dict.fromkeys(node.stream for node in graph):
         if name not in IMAGE_STREAMS and not batch.stream(name):
             raise UsageError(
@@ -120,14 +120,14 @@ def _check_streams(graph: Graph, batch: Batch) -> None:
 
 
 def total(parts: Parts) -> PartFlops:
-    """All parts together."""
+    """Return the sum of all parts."""
     return sum(parts.values(), PartFlops())
 
 
 def _node_flops(
     node: Node, batch: Batch, needs: dict[str, bool], trained: dict[str, bool], pairs: Pairs
 ) -> list[tuple[str, float, float]]:
-    """(part, forward, backward) of a node; attention is two parts."""
+    """Return (part, forward, backward) FLOPs of a node; attention has two parts."""
     work = node.work
     if isinstance(work, Attention):
         return _attention(node, work, batch, needs, pairs)
@@ -164,7 +164,7 @@ def _attention(
 
 
 def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
-    """Pairs of a query and a key that meet in one attention layer, for one head."""
+    """Return the pairs of query and key in one attention layer, for one head."""
     if work.keys is None:
         return sum(sequence.pairs(work, how) for sequence in batch.stream(stream))
     # Across streams every position of a sequence sees all of its source, read now or before.
@@ -177,7 +177,7 @@ def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
 def _recomputed(
     graph: Graph, needs: dict[str, bool], checkpointing: Checkpointing
 ) -> frozenset[str]:
-    """Nodes computed a second time on the way back."""
+    """Return the nodes that the backward pass recomputes."""
     if checkpointing == "none":
         return frozenset()
     if checkpointing == "selective":

@@ -1,8 +1,8 @@
 """The shape of one step's input: sequences, packed documents, padding, images.
 
-Linear layers cost by the token, attention by the pair of tokens that meet. Two batches of equally
-many tokens can differ severalfold in pairs, such as one sequence of 8192 and 16 packed documents
-of 512. So a batch is its sequences, not their sum.
+The cost of linear layers is per token, that of attention per pair of tokens. Two batches with the
+same number of tokens can differ a lot in pairs, such as one sequence of 8192 and 16 packed
+documents of 512. So a batch is a list of sequences, not a number of tokens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.graph.graph import Attention
 
 Pairs = Literal["needed", "computed"]
-"""How the pairs of a query and a key are counted: those the mask lets meet, exactly; or the whole
-rectangle, windows ignored, as a kernel without a notion of masks computes it."""
+"""Which pairs of query and key are counted: `needed`, those that the mask allows, exactly; or
+`computed`, all of them, windows ignored, as a kernel that does not support masks computes."""
 
 IMAGE_STREAMS = frozenset({"patch grid", "patches", "patch windows", "features", "images"})
-"""Rows that images bring: the patches cut out of them; what the tower works on, with a class token
-where it has one, and the same in windows; what the language model is given; one row an image."""
+"""Streams of rows that come from images: cut patches; rows of the tower's layers (with the class
+token), also in windows; rows that the language model reads; one row per image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """So many sequences alike: `new` positions each, after `past` ones that are cached."""
+    """`count` equal sequences of `new` positions each, after `past` cached positions."""
 
     new: int
     count: int = 1
@@ -34,11 +34,11 @@ class Sequences:
 
     @property
     def rows(self) -> int:
-        """Positions computed."""
+        """The number of positions that are computed."""
         return self.new * self.count
 
     def pairs(self, attention: Attention, how: Pairs) -> float:
-        """Pairs of a query and a key, for one head."""
+        """Return the number of pairs of query and key, for one head."""
         total = self.past + self.new
         if how == "computed":
             return self.rows * total
@@ -54,13 +54,13 @@ class Sequences:
 
 
 def _banded(length: int, window: int) -> int:
-    """Pairs where a position sees half a window before it, half a window after it, and itself."""
+    """Count pairs if a position attends to half a window before it, half after it, and itself."""
     side = min(window // 2, length - 1)
     return length * (2 * side + 1) - side * (side + 1)
 
 
 def _windowed(length: int, window: int) -> int:
-    """Pairs where position i (from 1) sees min(i, window) keys, summed up to `length`."""
+    """Count pairs if position i (from 1 to `length`) attends to min(i, window) keys."""
     ramp = min(length, window)
     return ramp * (ramp + 1) // 2 + max(0, length - window) * window
 
@@ -74,9 +74,9 @@ def _chunked(length: int, chunk: int) -> int:
 class Batch:
     """The rows of one step, by stream.
 
-    `tokens` are documents that attend to themselves alone; `sequences` x `seq_len` is the grid they
-    were laid out in, which a formula that knows only the grid uses. What of the grid no document
-    fills is padding: computed, and no use.
+    The stream `tokens` has the documents, each of which attends only to itself. They are laid out
+    in a grid of `sequences` x `seq_len`, which formulas use that do not know documents. The rest of
+    the grid is padding, which is computed without use.
     """
 
     sequences: int
@@ -84,7 +84,7 @@ class Batch:
     documents: tuple[Sequences, ...]
     others: dict[str, tuple[Sequences, ...]] = field(default_factory=dict)
     images: int = 0
-    padding: int = 0  # rows beside the documents', where what is computed is counted
+    padding: int = 0  # padded rows to count
 
     @classmethod
     def of(
@@ -99,13 +99,13 @@ class Batch:
         last_logits: bool = False,
         facts: Mapping[str, int] | None = None,
     ) -> Batch:
-        """A batch of `sequences` rows of `seq_len`; `lengths` are the documents in them, if known.
+        """Return a batch of `sequences` rows of `seq_len`; `lengths`: the documents in them.
 
-        `past` positions are in the cache already; `source_len` is what an encoder reads: where
-        there is a past, it has read it. `images` are those of all sequences together; their tokens
-        are part of `seq_len`. With `last_logits` the head is applied to the last position of each
-        document alone, as is done to go on from a prompt. `facts` are the model's (`Graph.facts`):
-        how many patches an image is, how long a source always is.
+        `past`: positions already in the cache. `source_len`: the length of an encoder's input,
+        which is already encoded if there is a past. `images`: the number of images in all sequences
+        together; their tokens are part of `seq_len`. `last_logits`: the head is applied only to the
+        last position of each document, as for a prompt. `facts`: those of the model
+        (`Graph.facts`), such as the patches of an image or a fixed source length.
         """
         positive("batch size", sequences)
         positive("sequence length", seq_len)
@@ -138,12 +138,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Rows of the grid: what is computed, padding included."""
+        """Positions of the grid, padding included."""
         return self.sequences * self.seq_len
 
     @property
     def tokens_real(self) -> int:
-        """Tokens of the documents."""
+        """Tokens of the documents, without padding."""
         return sum(document.rows for document in self.documents)
 
     @property
@@ -154,38 +154,38 @@ class Batch:
         )
 
     def grid(self) -> Batch:
-        """The same rows, every one of them computed and attended to as if it were real."""
+        """Return the batch with padding treated as real tokens: full sequences."""
         past = max(document.past for document in self.documents)
         full = (Sequences(self.seq_len, self.sequences, past),)
         return Batch(self.sequences, self.seq_len, full, self.others, self.images)
 
     def computed(self) -> Batch:
-        """The same documents, and what of the grid none of them fills.
+        """Return the batch with its padding counted as rows.
 
-        Padding goes through everything that works row by row, and meets nothing: which pairs a
-        kernel computes beside those of the documents is its own affair, and not known.
+        Padding goes through every operation that works row by row, but adds no attention pairs: how
+        many a kernel computes outside documents is unknown.
         """
         return replace(self, padding=self.tokens - self.tokens_real)
 
     def _own(self, name: str) -> str:
-        """The stream whose rows are used: every position has logits, unless asked otherwise."""
+        """Return the stream to use for `name`: logits are those of all tokens, unless given."""
         return "tokens" if name == "logits" and "logits" not in self.others else name
 
     def stream(self, name: str) -> tuple[Sequences, ...]:
-        """The sequences of a stream. One the batch does not have is empty: no image, no cost."""
+        """Return the sequences of a stream; empty for a stream that the batch does not have."""
         name = self._own(name)
         if name == "pooled":  # one row a document
             return (Sequences(1, sum(document.count for document in self.documents)),)
         return self.documents if name == "tokens" else self.others.get(name, ())
 
     def source_length(self, name: str) -> float:
-        """Positions of a source that one sequence attends to."""
+        """Return the average number of source positions that a sequence attends to."""
         sources = self.others.get(name, ())
         count = sum(sequence.count for sequence in sources)
         return sum(s.count * (s.past + s.new) for s in sources) / count if count else 0
 
     def rows(self, name: str) -> int:
-        """Rows of a stream, with padding where that is counted."""
+        """Return the rows of a stream; the tokens include `padding`."""
         real = sum(sequence.rows for sequence in self.stream(name))
         return real + self.padding if self._own(name) == "tokens" else real
 
@@ -193,7 +193,7 @@ class Batch:
 def _source(
     sequences: int, length: int | None, facts: Mapping[str, int], *, read: bool
 ) -> dict[str, tuple[Sequences, ...]]:
-    """The source that an encoder reads, or has read before, and the table for every layer."""
+    """Return the streams of an encoder's input (`read`: already encoded) and relative positions."""
     others: dict[str, tuple[Sequences, ...]] = {}
     if length is not None:
         positive("source length", length)
@@ -206,7 +206,7 @@ def _source(
 
 
 def _image_each(sequences: int, seq_len: int, images: int, patches: int) -> int:
-    """The number of images, which is that of sequences where a sequence is an image."""
+    """Check an image model's batch, where a sequence is an image; return the number of images."""
     if seq_len != patches or images not in (0, sequences):
         raise UsageError(
             f"a sequence of this model is an image of {patches} patches; got {sequences} sequences"
@@ -216,11 +216,11 @@ def _image_each(sequences: int, seq_len: int, images: int, patches: int) -> int:
 
 
 def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences, ...]]:
-    """The rows of so many images, each of one or more views."""
+    """Return the image streams of this many images, each with one or more views."""
     positive("number of images", images)
     if "patches_per_view" not in facts:
         raise UsageError(
-            f"{images} images, and nothing said of how many patches one is: pass the facts of"
+            f"{images} images, but the number of patches of an image is unknown: pass the facts of"
             " a graph that has a vision tower"
         )
     views = images * facts["views_per_image"]
@@ -240,13 +240,13 @@ def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences,
 
 
 def _cut(length: int, side: int) -> list[tuple[int, int]]:
-    """(size, how many) of the windows along one edge: whole ones, and what is left over."""
+    """Return (size, number) of the windows along one edge: full ones, and the rest."""
     full, rest = divmod(length, side)
     return [(size, count) for size, count in ((side, full), (rest, 1)) if size and count]
 
 
 def positive(what: str, value: object) -> int:
-    """The value, if it is a whole number of 1 or more; UsageError for anything else."""
+    """Return `value` if it is a whole number of 1 or more; UsageError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"the {what} must be a whole number of 1 or more; got {value!r}")
     return value

@@ -1,11 +1,11 @@
 """Conventions for counting a training step's FLOPs, by name, each with its definition and source.
 
-For Llama-3-8B at 8192 tokens the conventions in use are 20 % apart, and papers rarely name theirs.
-A report shows the chosen convention and how far the others are from it.
+For Llama-3-8B at 8192 tokens the conventions in use differ by 20 %, and papers rarely name theirs.
+A report shows the chosen convention and how much the others differ from it.
 
-All but `exact` are other people's formulas, kept with their faults, to compare with their numbers.
-They take a grid of sequences, not documents. A formula is not applied to a model it was not made
-for (a 4 h feed-forward, a causal mask, every weight trained); the reason is reported.
+All but `exact` are formulas of other projects, kept with their faults to compare with their
+numbers. They count full sequences, not documents. If a formula does not apply to a model (it needs
+a 4 h feed-forward, a causal mask, or every weight trained), the reason is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.graph.graph import Graph
 
-# Sizes of a model that formulas are made of: N, M, L, H, Q, h, V and their kin.
+# The sizes of a model that formulas use: N, M, L, H, Q, h, V and others.
 #
 # Each formula has an N of its own: with or without the input embedding, tied or not, with all
 # experts or the active ones. So the sums are stored apart and added by name.
@@ -48,14 +48,17 @@ class Sizes:
     is_causal: bool = True  # every query sees what came before it, and nothing else
 
     def reach(self, seq_len: int, *, per_window: Callable[[int, int], float]) -> float:
-        """Sum over layers of heads x both sizes x the keys a query is counted to see."""
+        """Return the sum over layers of heads x (qk + v size) x keys per query.
+
+        `per_window(window, seq_len)`: the keys per query that a convention counts in a window.
+        """
         return self.core_full * seq_len + sum(
             per_window(window, seq_len) * size for window, size in self.windows
         )
 
 
 def sizes(graph: Graph) -> Sizes:
-    """The sums of a model. NotMeasurable where its parameters do not all meet every token."""
+    """Return a model's sizes. NotMeasurable if not every parameter is used for every token."""
     streams = {node.stream for node in graph if node.params} - {"tokens", "logits"}
     if streams:
         raise NotMeasurable(
@@ -106,7 +109,7 @@ PerToken: TypeAlias = "Callable[[Sizes, int], float]"
 
 
 def _gpt(model_sizes: Sizes) -> str | None:
-    """The GPT of 2021: 12 h^2 weights a layer, keys of every head, a feed-forward of 4 h."""
+    """Return why a model is not a GPT with 12 h^2 weights per layer; None if it is one."""
     each = (model_sizes.weights - model_sizes.head) / (model_sizes.layers * model_sizes.hidden**2)
     if each == _GPT_WEIGHTS and model_sizes.core == 2 * model_sizes.layers * model_sizes.hidden:
         return None
@@ -117,7 +120,7 @@ def _gpt(model_sizes: Sizes) -> str | None:
 
 
 def _heads_are_hidden(model_sizes: Sizes) -> str | None:
-    """H Q = h in every layer."""
+    """Return why the heads together are not as wide as the hidden size; None if they are."""
     if model_sizes.core == 2 * model_sizes.layers * model_sizes.hidden:
         return None
     return "it takes heads as wide together as the hidden size, and here they are not"
@@ -130,7 +133,7 @@ _LORA: dict[str, Any] = {"recomputed": 6 / 4, "is_for_lora": True}
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """One way to count, per token of a training step of sequences of `seq_len`."""
+    """One way to count the FLOPs per token of a training step."""
 
     name: str
     weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
@@ -153,24 +156,24 @@ class Convention:
         return {letter: LETTERS[letter] for letter in LETTERS if letter in letters}
 
     def undefined(self, model_sizes: Sizes) -> str | None:
-        """The reason why it does not apply to a model, or None."""
+        """Return why the convention does not apply to a model, or None."""
         if self.halves and not model_sizes.is_causal:
             return "it halves attention for a causal mask, and here every token sees every other"
         return self.made_for(model_sizes)
 
     def model(self, model_sizes: Sizes, batch: Batch) -> float:
-        """Model FLOPs of a training step."""
+        """Return the model FLOPs of a training step."""
         assert self.weights is not None
         attention = self.attention(model_sizes, batch.seq_len)
         return (self.weights(model_sizes) + attention) * batch.tokens
 
     def hardware(self, model_sizes: Sizes, batch: Batch) -> float:
-        """The same with every layer computed a second time."""
+        """Return the hardware FLOPs of a training step with full recomputation."""
         once = 0 if self.is_head_recomputed else 6 * model_sizes.head * batch.tokens
         return (self.model(model_sizes, batch) - once) * self.recomputed + once
 
     def core_again(self, model_sizes: Sizes, batch: Batch) -> float:
-        """Attention computed a second time, counted as this convention counts attention."""
+        """Return the FLOPs of recomputed attention, as this convention counts attention."""
         return self.attention(model_sizes, batch.seq_len) * (self.recomputed - 1) * batch.tokens
 
 
@@ -183,16 +186,16 @@ def _ignored(_window: int, seq_len: int) -> float:
 
 
 def _twice_mean(window: int, seq_len: int) -> float:
-    """Twice the keys an average query sees through a window, exactly; S where it sees all."""
+    """Return twice the exact average of keys per query in a window; seq_len if it covers all."""
     if window >= seq_len:
         return seq_len
     return 2 * window - window * (window - 1) / seq_len
 
 
 def _attention(times: float, per_window: Callable[[int, int], float]) -> PerToken:
-    """The attention term: so many times heads x both sizes x the keys a query is counted to see.
+    """Return an attention term: `times` x heads x (qk + v size) x keys per query.
 
-    6 counts every pair and 3 half of them, forward and backward.
+    6 counts all pairs, forward and backward; 3 counts half of them.
     """
     return lambda s, n: times * s.reach(n, per_window=per_window)
 
@@ -203,7 +206,7 @@ _HALF_THE_PAIRS = _attention(3, _ignored)
 
 
 def _with_softmax(operations: int) -> PerToken:
-    """Every pair, and so many operations more on each."""
+    """Return an attention term with all pairs, and `operations` per pair for the softmax."""
     return lambda s, n: _ALL_PAIRS(s, n) + operations * s.heads * n
 
 
@@ -225,7 +228,7 @@ def _convention(
     attention: PerToken = _none,
     **more: Any,  # noqa: ANN401  its other fields
 ) -> Convention:
-    """A convention with its texts."""
+    """Return a convention with its texts from conventions.toml."""
     return Convention(name, weights, attention, **_TEXTS["convention"][name], **more)
 
 
@@ -267,7 +270,7 @@ CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention
 
 
 def convention(name: str) -> Convention:
-    """The convention of that name, or UsageError with those there are."""
+    """Return the convention of this name. Raises UsageError, which lists the names."""
     known_convention = CONVENTIONS.get(name.lower())
     if known_convention is None:
         raise UsageError(f"no convention {name!r}; there are {', '.join(CONVENTIONS)}")

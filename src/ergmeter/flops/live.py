@@ -1,7 +1,7 @@
-"""FLOPs of a live model: from its configuration, and from what of it is trained.
+"""FLOPs of a live model, from its configuration and from which parameters are trained.
 
-A configuration says nothing of training. Frozen weights and adapters are read off the model's own
-parameters, by their names. Nothing of torch is imported here: a model is any object with a
+A configuration does not describe training: frozen weights and adapters are found from the names and
+flags of the model's parameters. This module does not import torch: a model is any object with
 `config` and `named_parameters`.
 """
 
@@ -48,9 +48,10 @@ _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 def live_flops(
     model: object, seq_len: int | None, settings: Settings
 ) -> tuple[tuple[Flops, ...], Settings, str]:
-    """FLOPs of a step under every convention, as a Meter writes them, or the reason for none.
+    """Return a step's FLOPs under each convention, the settings, and the reason if there are none.
 
-    With the settings, filled with what the model says of itself. A training never fails for it.
+    The settings are completed with the model's parameters and dtype. It does not raise, so that a
+    training never fails because of it.
     """
     try:
         work, dtype = model_work(model, seq_len)
@@ -65,7 +66,7 @@ def live_flops(
 def _by_running(
     model: object, seq_len: int | None, settings: Settings, reason: str
 ) -> tuple[tuple[Flops, ...], Settings, str]:
-    """A torch model that can't be read is run once, without memory, by the counted engine."""
+    """Count a model without a readable configuration by running a copy of it without memory."""
     if not hasattr(model, "named_parameters"):
         return (), settings, reason
     parameters = unsharded_parameters(model)
@@ -109,7 +110,7 @@ def _by_running(
 
 
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
-    """The work of a step of one sequence, and what the model computes in, if it can be seen."""
+    """Return the work of a step of one sequence, and the model's dtype if it is known."""
     if seq_len is None:
         raise UsageError("how long a sequence is was not said: Meter(model=..., seq_len=...)")
     if not hasattr(model, "named_parameters"):
@@ -138,15 +139,15 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
 
 
 def _is_checkpointing(model: object) -> bool:
-    """True if a model of transformers computes activations again; 5.23 renamed the property."""
+    """True if gradient checkpointing is on; transformers 5.23 renamed the property."""
     new = getattr(model, "is_activation_checkpointing", None)
     return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
 
 
 def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  any model
-    """The model itself inside what compiles, spreads, adapts or trains it, and what that assumes.
+    """Return the model inside its wrappers (compile, DDP, PEFT, trainer), and assumptions of that.
 
-    A part that holds every parameter there is computes every product there is.
+    If one submodule has all parameters, it is taken as the whole model.
     """
     assumptions: tuple[str, ...] = ()
     outermost = model
@@ -171,16 +172,16 @@ def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  any mod
 
 
 def _wrapped(model: Any) -> Any:  # noqa: ANN401
-    """The model in what compiles it or spreads it over devices, which may pass its fields on."""
+    """Return the model inside torch.compile, DDP, FSDP or DeepSpeed; None for another model."""
     if type(model).__name__ not in _TRANSPARENT:
         return None
     return getattr(model, "_orig_mod", None) or getattr(model, "module", None)
 
 
 def _architecture(model: Any) -> str | None:  # noqa: ANN401
-    """The transformers class of a model, or the one that a user's class is derived from.
+    """Return a model's transformers class, or the one that the user's class is derived from.
 
-    Another class that is named as a model without a head has one if it has output embeddings.
+    None if the class's name means no head, but the model has output embeddings.
     """
     own = (kind for kind in type(model).__mro__ if kind.__module__.startswith(_LIBRARY))
     name = next(own, type(model)).__name__
@@ -189,9 +190,10 @@ def _architecture(model: Any) -> str | None:  # noqa: ANN401
 
 
 def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -> None:
-    """A model that was changed after it was made has other parameters than its configuration.
+    """Raise NotMeasurable if the number of parameters does not match the configuration.
 
-    Adapters are not the configuration's; of packed weights the true number can't be seen.
+    That is a model that was changed after it was built. Adapters are not counted. Nothing is
+    checked if packed weights hide the number.
     """
     added = (".lora_", "modules_to_save")
     counts = sizes([p for p in parameters if not any(name in p.name for name in added)])
@@ -219,7 +221,7 @@ def _config(model: object) -> ModelConfig:
 
 
 def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
-    """The trained parts, by the names and flags of the parameters."""
+    """Return which parts are trained, from the names and flags of the parameters."""
     ranks: dict[str, int] = {}
     for parameter in parameters:
         match = _ADAPTER.match(parameter.name)
@@ -238,7 +240,7 @@ def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
 
 
 def _as_flagged(parameters: list[UnshardedParameter]) -> Trainable:
-    """Trained as the parameters of its name are; one without a name here, as its layer is."""
+    """Return a test of nodes: trained if a parameter of the node (else of its layer) is."""
     flags: dict[str, bool] = {}
     for parameter in parameters:
         words = parameter.name.split(".")
@@ -256,6 +258,6 @@ def _as_flagged(parameters: list[UnshardedParameter]) -> Trainable:
 
 
 def dtype_of(parameters: list[UnshardedParameter]) -> str | None:
-    """The type of the weights. fp32 weights do not show whether products use a shorter type."""
+    """Return bf16 or fp16 if the weights show it; None for fp32, whose products may be shorter."""
     short = {_DTYPES[parameter.dtype] for parameter in parameters if parameter.dtype in _DTYPES}
     return short.pop() if len(short) == 1 else None

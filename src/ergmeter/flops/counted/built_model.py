@@ -1,7 +1,7 @@
-"""Counts a step that the command line describes: builds its model and runs it without data.
+"""Counts a step for the command line: builds its model from a config and runs it without data.
 
-Documents of a packed or padded batch are run one by one, those of equal length together. A count
-without values can't see whether a kernel separates documents, and would count pairs across them.
+Documents of a packed or padded batch are run separately, those of equal length together. Otherwise
+pairs across documents would be counted: without values it is unknown how a kernel separates them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AUTO: Any = transformers.AutoModelForCausalLM
 
 
 def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
-    """The model with PEFT's adapters, on the device that has no memory."""
+    """Return the model with PEFT's adapters, on torch's meta device (without memory)."""
     import peft  # noqa: PLC0415  only adapters need it
 
     made = _config(config.fields)
@@ -60,7 +60,7 @@ def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> 
 
 
 def _targets(lora: Lora) -> dict[str, Any]:
-    """The targets as PEFT takes them: modules, and the tensors that experts are held in."""
+    """Return the targets as PEFT's arguments: modules, and expert tensors as parameters."""
     modules = [target for target in lora.targets if target.partition(".")[0] != EXPERTS]
     tensors = [target for target in lora.targets if target.startswith(f"{EXPERTS}.")]
     if EXPERTS in lora.targets:
@@ -85,11 +85,11 @@ def count_config(
     checkpointing: bool = False,
     attention: str | None = None,
 ) -> CountedStep:
-    """The FLOPs of one step of the model in a `config.json`, or in transformers' own object.
+    """Count one step of the model in a config: fields of a `config.json`, or transformers' object.
 
-    `trainable` says by name which parameters are trained, `checkpointing` switches gradient
-    checkpointing on, `attention` is an implementation ("eager", "sdpa") in place of the usual one.
-    FormatError for an architecture that transformers does not have.
+    `trainable(name)`: True for trained parameters. `checkpointing`: turn gradient checkpointing on.
+    `attention`: the implementation ("eager", "sdpa"), if not the default.
+    Raises FormatError for an architecture that transformers does not have.
     """
 
     def build() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -139,7 +139,7 @@ def _config(config: Mapping[str, Any] | transformers.PretrainedConfig) -> Any:  
 
 
 def _builder(config: Any) -> Callable[..., nn.Module]:  # noqa: ANN401
-    """The builder of the model: the class in `architectures`, else one that writes text if any."""
+    """Return a function that builds the model: its class in `architectures`, else an AutoModel."""
     listed = getattr(config, "architectures", None) or [""]
     named: Any = getattr(transformers, listed[0], None)
     config_class = getattr(named, "config_class", None)
@@ -168,9 +168,9 @@ def count_step(
     source_len: int | None = None,
     adapted: nn.Module | None = None,
 ) -> CountedStep:
-    """The FLOPs of a step of the model in a configuration, by running it.
+    """Count a step of the model in a configuration by running it without data.
 
-    `adapted` is that model with its adapters, where it has any (`adapted.adapted_model`).
+    `adapted`: the model with its adapters, if there are any (`adapted_model`).
     """
     shapes = [(document.count, document.new) for document in batch.documents]
     if adapted is not None:
@@ -195,7 +195,7 @@ def count_step(
 
 
 def _together(counts: list[CountedStep]) -> CountedStep:
-    """Several counts of one model as one."""
+    """Return the sum of several counts of one model."""
     rows = summed(row for counted in counts for row in counted.rows.items())
     missed = sum((Counter(counted.calls_not_counted) for counted in counts), Counter[str]())
     first = counts[0]
@@ -204,7 +204,7 @@ def _together(counts: list[CountedStep]) -> CountedStep:
 
 
 def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:
-    """True if the graph's operation that this parameter belongs to is trained."""
+    """Return a test of parameter names: True if the graph's node of the parameter is trained."""
     graph, trainable = trained_graph(model_graph(config), how)
     trained = {node.name: trainable(node) for node in graph if node.params}
 
@@ -230,7 +230,7 @@ def cross_check(
 ) -> AnalyticComparison:
     """Compare the count with the analytic count of the same step.
 
-    The run computes all pairs of the attention rectangle, and the head at every prompt position.
+    The counted run computes all attention pairs, and the head at every prompt position.
     """
     try:
         plain = model_graph(config)

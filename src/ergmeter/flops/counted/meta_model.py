@@ -18,7 +18,7 @@ from torch import nn
 
 @dataclass(slots=True, eq=False)
 class TensorSpec:
-    """A tensor without its values."""
+    """Shape, dtype and flags of a tensor, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The whole tensor's, where ranks hold pieces of it (ZeRO-3, DTensor)."""
+        """Return the spec of a tensor; for one sharded over ranks, that of the whole tensor."""
         return cls(
             tuple(int(size) for size in getattr(tensor, "ds_shape", tensor.shape)),
             tensor.dtype,
@@ -45,7 +45,7 @@ def make_tensor(
     requires_grad: bool = False,
     is_parameter: bool = False,
 ) -> torch.Tensor:
-    """A tensor of this shape. To be called under a FakeTensorMode, where it takes no memory."""
+    """Return a tensor of this shape. Call it under a FakeTensorMode, so that it takes no memory."""
     is_floating = dtype.is_floating_point
     made = torch.empty(shape, dtype=torch.float32 if is_floating else dtype)
     trained = requires_grad and is_floating
@@ -56,7 +56,7 @@ def make_tensor(
 
 @dataclass
 class ModuleCall:
-    """An outermost call of a module in a step. Tensors are `TensorSpec`s, so it holds no data."""
+    """An outermost call of a module in a step, with `TensorSpec`s instead of tensors."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -71,7 +71,7 @@ class ModuleCall:
 
 
 def ids_shape(call: ModuleCall) -> tuple[int, int] | None:
-    """Rows and positions of the tokens that a call was given."""
+    """Return (rows, positions) of a call's tokens; None if it has none."""
     values: list[Any] = [call.kwargs.get("input_ids"), *call.args, *call.kwargs.values()]
     for value in values:
         if isinstance(value, TensorSpec) and len(value.shape) == 2 and _is_integer(value.dtype):
@@ -103,7 +103,7 @@ HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 
 
 class PlainLinear(nn.Module):
-    """The plain layer of a packed linear layer's size. Integer weights take no gradient."""
+    """Replaces a linear layer with packed weights (4 or 8 bits) by a plain one of its size."""
 
     def __init__(self, packed: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -115,12 +115,12 @@ class PlainLinear(nn.Module):
         self.bias = bias if isinstance(bias, nn.Parameter) else None
 
     def forward(self, x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        """The product."""
+        """Return x times the weight, plus the bias."""
         return nn.functional.linear(x.float(), self.weight, self.bias)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what compiles it or spreads it over devices."""
+    """Return the model inside the wrappers of torch.compile, DDP, DeepSpeed or Fabric."""
     while True:
         attribute = _WRAPPERS.get(type(model).__name__)
         inner = model._modules.get(attribute) if attribute is not None else None
@@ -130,9 +130,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def make_runnable(copy: nn.Module) -> tuple[str, ...]:
-    """Change a model's copy in place so that it runs without values; returns what that assumes.
+    """Change a model's copy in place so that it runs without values; return the assumptions.
 
-    To be called under a FakeTensorMode.
+    Call it under a FakeTensorMode.
     """
     assumptions: dict[str, None] = {}
     for module in copy.modules():
@@ -152,9 +152,9 @@ def make_runnable(copy: nn.Module) -> tuple[str, ...]:
 
 
 def packed_size(module: nn.Module) -> tuple[int, int] | None:
-    """Inputs and outputs of a linear layer whose weights are not a matrix of that size, or None.
+    """Return (inputs, outputs) of a linear layer with packed weights; None for another module.
 
-    Whatever packs weights (bitsandbytes, GPTQ, AWQ, HQQ) keeps the true sizes beside them.
+    Libraries that pack weights (bitsandbytes, GPTQ, AWQ, HQQ) store the true sizes in the module.
     """
     inputs, outputs = getattr(module, "in_features", None), getattr(module, "out_features", None)
     if not isinstance(inputs, int) or not isinstance(outputs, int) or module._modules:
@@ -170,9 +170,9 @@ def packed_size(module: nn.Module) -> tuple[int, int] | None:
 
 
 def needed_hooks(hooks: dict[int, Any]) -> Any:  # noqa: ANN401  a mapping of the same type
-    """The hooks a model can't be run without: none of the user's, some of its libraries'.
+    """Return the hooks that a model needs to run: some of its libraries', none of the user's.
 
-    PEFT and transformers make the embedding's result need a gradient by a hook; torch derives a
+    PEFT and transformers make the embedding's output require a gradient in a hook; torch computes a
     normalised weight in one.
     """
     needed = type(hooks)()
@@ -191,10 +191,10 @@ def _is_configuration(value: object) -> bool:
 
 
 def _use_plain_kernels(configuration: Any) -> None:  # noqa: ANN401
-    """Set a configuration of transformers to implementations that need no values and no kernels.
+    """Set a transformers configuration to implementations that run without values.
 
-    A loop over the experts asks which tokens went where; a batch of products, one for each token
-    and expert, does not need to know and costs the same. So does every kernel for attention.
+    A loop over experts needs the routing; a batched product per token and expert does not, and
+    costs the same. All attention kernels cost the same too.
     """
     for part in (configuration, *vars(configuration).copy().values()):
         if not _is_configuration(part):

@@ -1,13 +1,13 @@
 """FLOPs of one call of a torch operator, from the shapes of its arguments.
 
-torch's own table has no rule for attention on a CPU and none for `grouped_mm`, which transformers
-runs experts with. It refuses grouped queries in some versions, forgets the groups of a
-convolution's gradient, and counts fused attention's recomputation as model FLOPs. So all rules here
-are our own. An operator that looks like a product and has no rule is reported by name.
+torch's own table has no rule for attention on a CPU, nor for `grouped_mm`, which transformers uses
+for experts. In some versions it rejects grouped queries, ignores the groups in a convolution's
+gradient, and counts fused attention's recomputation as model FLOPs. So all rules here are our own.
+An operator that looks like a matrix product and has no rule is reported by name.
 
-Operators are looked up by name, so that an older torch works too. A product of m x k and k x n is
-2 m k n, as in `analytic`. Masks are ignored: all pairs count, whether or not a kernel skips some.
-What a mask spares is reported beside it.
+Operators are looked up by name, so that older versions of torch work too. A product of m x k and
+k x n is 2 m k n FLOPs, as in `analytic`. Masks are ignored: all pairs count. The FLOPs of masked
+pairs are reported separately (`CountedStep.spared`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 
 class AttentionShape(NamedTuple):
-    """Queries and keys of one call of attention: so many sequences of so many positions each."""
+    """The shape of an attention call: sequences, queries and keys of each."""
 
     sequences: int
     queries: int
@@ -31,9 +31,9 @@ class AttentionShape(NamedTuple):
 
 
 class CallWork(NamedTuple):
-    """FLOPs of a call: those the mathematics needs, and those done over again beside them.
+    """FLOPs of a call: `needed`, and `again` for what a kernel recomputes.
 
-    Of attention `needed` has all pairs; the shape of attention is beside it, if it is known.
+    For attention `needed` has all pairs, and `meeting` the shape of the call if it is known.
     """
 
     needed: int
@@ -43,7 +43,7 @@ class CallWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: arguments by name, result, and on the way back which inputs want a gradient."""
+    """One operator call: arguments by name, result, and in backward which inputs need gradients."""
 
     arguments: dict[str, Any]
     out: Any
@@ -53,11 +53,11 @@ class Call:
         return self.arguments[name]
 
     def get(self, *names: str) -> Any:  # noqa: ANN401
-        """The first of these arguments that the call has, or None."""
+        """Return the first of these arguments that is not None, or None."""
         return next((self.arguments[n] for n in names if self.arguments.get(n) is not None), None)
 
     def wants(self, position: int) -> bool:
-        """True if an input's gradient is needed, or if that can't be seen."""
+        """True if an input's gradient is needed, or if that is unknown."""
         return self.wanted[position] if position < len(self.wanted) else True
 
 
@@ -68,7 +68,7 @@ Rule: TypeAlias = "Callable[[Call], CallWork]"
 
 
 def _rows_of(left: str) -> Rule:
-    """Each number of the result is a row of `left` times a column of something."""
+    """Return the rule of a matrix product: result elements x columns of the argument `left`."""
     return lambda call: CallWork(2 * _first(call.out).numel() * call[left].shape[-1])
 
 
@@ -87,11 +87,11 @@ def _dot(call: Call) -> CallWork:
 
 
 def _grouped(left: str, right: str) -> Rule:
-    """Groups of rows, each with a matrix of its own.
+    """Return the rule of a grouped product: groups of rows, each multiplied with its own matrix.
 
-    How the rows fall into groups does not matter: each meets one matrix. Which of the two sides is
-    ragged does: rows (3-D right), columns (3-D left) or, in a weight's gradient, what is summed
-    over (both 2-D).
+    The sizes of the groups do not matter: each row is multiplied with one matrix. The ragged
+    dimension does: rows (3-D right), columns (3-D left) or, in a weight's gradient, the summed one
+    (both 2-D).
     """
 
     def rule(call: Call) -> CallWork:
@@ -117,10 +117,10 @@ def _convolution_backward(call: Call) -> CallWork:
 
 
 def _convolved(image: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, call: Call) -> int:
-    """Every number of the result (of the image, in a transposed one) meets one filter.
+    """Return a convolution's FLOPs: result elements (if transposed: input's) x filter size x 2.
 
-    A weight's first dimension runs over those filters, so its size without it is a filter's, with
-    groups already divided out. Input and weight gradients cost the same each.
+    The filter size is the weight's without its first dimension; groups are already divided out. The
+    input's and the weight's gradient cost the same each.
     """
     met = image if call.get("transposed") else out
     return 2 * met.numel() * prod(weight.shape[1:])
@@ -140,10 +140,10 @@ def _attention(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
 
 
 def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
-    """Four products where the scores were kept: dV, the weights' own gradient, dQ and dK.
+    """Return the rule of attention's backward: products for dV, probabilities, dQ and dK.
 
-    A fused kernel keeps no scores and computes them again: a fifth, which is hardware's. It also
-    computes gradients that are not needed, say of frozen keys: those are no model FLOPs either.
+    A fused kernel recomputes the scores, a fifth product, which counts as hardware FLOPs only. So
+    do gradients that it computes although they are not needed, such as those of frozen keys.
     """
 
     def rule(call: Call) -> CallWork:
@@ -157,7 +157,7 @@ def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
 
 
 def _attention_shape(call: Call, met: int) -> AttentionShape | None:
-    """The shape of attention over equal sequences; None for sequences of several lengths."""
+    """Return the shape of attention over equal sequences; None for different lengths."""
     query, key = (call.get(name, name[0]) for name in ("query", "key"))
     if call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q") is not None or query.dim() != 4:
         return None
@@ -170,9 +170,9 @@ def _attention_shape(call: Call, met: int) -> AttentionShape | None:
 
 
 def _heads_first(call: Call) -> tuple[int, Shape]:
-    """Batch, heads, positions, dimension: `scaled_dot_product_attention` and its kernels.
+    """Return pairs and shape for (batch, heads, positions, dim) tensors, as of torch's sdpa.
 
-    Query heads count, however few key and value heads they share.
+    The number of query heads counts, also if they share key-value heads.
     """
     query, key, value = call["query"], call["key"], call["value"]
     batch, heads, queries, qk_dim = query.shape
@@ -180,7 +180,7 @@ def _heads_first(call: Call) -> tuple[int, Shape]:
 
 
 def _positions_first(call: Call) -> tuple[int, Shape]:
-    """Batch, positions, heads, dimension; or sequences of many lengths end to end."""
+    """Return pairs and shape for (batch, positions, heads, dim), or packed sequences."""
     query, key, value = (call.get(name, name[0]) for name in ("query", "key", "value"))
     shape = (query.shape[-2], query.shape[-1], value.shape[-1])
     starts = call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
@@ -190,7 +190,7 @@ def _positions_first(call: Call) -> tuple[int, Shape]:
     lengths = _lengths(starts)
     key_lengths = lengths if key_starts is None else _lengths(key_starts)
     if lengths is None or key_lengths is None:
-        # Lengths that are not known: no query meets more keys than the longest sequence has.
+        # Unknown lengths: a query attends to at most as many keys as the longest sequence has.
         longest = call.get("max_k", "max_seqlen_k", "max_q", "max_seqlen_q")
         return prod(query.shape[:-2]) * int(longest), shape
     return sum(a * b for a, b in zip(lengths, key_lengths, strict=True)), shape
@@ -295,9 +295,9 @@ PRODUCT_NAME = re.compile(
 
 
 def looks_like_a_product(name: str, arguments: Iterable[Any]) -> bool:
-    """True if an operator that has no rule may be one that should.
+    """True if an operator without a rule may be a matrix product.
 
-    One of torch's own, by its name; anybody else's, if it takes two matrices or more.
+    torch's own operators are judged by name; others also if they take two matrices or more.
     """
     namespace, _, operator = name.rpartition("::")
     if namespace in _OWN:

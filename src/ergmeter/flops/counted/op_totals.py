@@ -1,6 +1,6 @@
 """Totals of a counted step by module, operator and direction, compared with the analytic count.
 
-Imports nothing of torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key = TypeVar("Key")
 
 
 def summed(costs: Iterable[tuple[Key, PartFlops]]) -> dict[Key, PartFlops]:
-    """FLOPs by key, those of equal keys added."""
+    """Return FLOPs by key; those with equal keys are added."""
     totals: dict[Key, PartFlops] = {}
     for key, cost in costs:
         totals[key] = totals.get(key, PartFlops()) + cost
@@ -26,27 +26,27 @@ def summed(costs: Iterable[tuple[Key, PartFlops]]) -> dict[Key, PartFlops]:
 
 @dataclass(frozen=True)
 class CountedStep:
-    """The FLOPs of one step as they were counted. Attention is the whole rectangle of scores."""
+    """The FLOPs of one step as counted by running it. Attention has all pairs, masked ones too."""
 
     rows: dict[tuple[str, str], PartFlops]  # by the innermost module and the operator
     params: int = 0
     params_trained: int = 0
     calls_not_counted: dict[str, int] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
-    # Of pairs that a mask keeps apart, and of scores that are made again.
+    # FLOPs of masked pairs, and of scores that fused attention recomputes.
     spared: PartFlops = field(default_factory=PartFlops)
 
     @cached_property
     def total(self) -> PartFlops:
-        """All of it; recomputed are checkpointing's FLOPs, and fused attention's own scores."""
+        """All FLOPs; `recomputed` is by checkpointing and by fused attention (its scores)."""
         return sum(self.rows.values(), PartFlops())
 
     @property
     def needed(self) -> PartFlops:
         """The total without masked pairs and without fused attention's recomputation.
 
-        Where a kernel was told of the mask, or its module says that it is causal; attention that
-        is written out as products counts whole.
+        Masked pairs are known if the kernel gets `is_causal` or the module has it. Eager attention
+        counts with all pairs.
         """
         less = self.spared
         return self.total + PartFlops(-less.forward, -less.backward, -less.recomputed)
@@ -58,13 +58,13 @@ class CountedStep:
 
     @property
     def own(self) -> dict[str, PartFlops]:
-        """FLOPs by the module that computed them itself, its children's left out."""
+        """FLOPs by module, without those of its child modules."""
         return summed((module, cost) for (module, _), cost in self.rows.items())
 
     def modules(self, *, depth: int | None = None) -> dict[str, PartFlops]:
-        """FLOPs by module, each with all that is inside it; the model itself is "".
+        """Return FLOPs by module, child modules included; the model itself is "".
 
-        With a `depth`, only modules whose names have at most so many parts.
+        `depth`: only modules whose names have at most this many parts.
         """
         parts = [(module.split(".") if module else [], cost) for module, cost in self.own.items()]
         return summed(
@@ -84,7 +84,7 @@ class CountedStep:
 
 @dataclass(frozen=True)
 class CallFlops:
-    """FLOPs of one call; those of pairs of positions (attention) are part of them."""
+    """FLOPs of one module call; the `pairs_` fields are the part of attention pairs in them."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -119,12 +119,12 @@ _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two counts of one step, by part: analytic, counted."""
+    """The (analytic, counted) FLOPs of one step, by part."""
 
     parts: dict[str, tuple[PartFlops, PartFlops]]
 
     def totals(self, *, without: frozenset[str] = frozenset()) -> tuple[PartFlops, PartFlops]:
-        """Both counts of all parts, some left out."""
+        """Return the total of both counts, without some parts."""
         compared = [both for part, both in self.parts.items() if part not in without]
         return (
             sum((analytic for analytic, _ in compared), PartFlops()),
@@ -132,7 +132,7 @@ class Agreement:
         )
 
     def relative(self, *, without: frozenset[str] = frozenset()) -> float:
-        """Analytic model FLOPs minus counted ones, as a share of the counted ones."""
+        """Return analytic minus counted model FLOPs, as a share of the counted ones."""
         analytic, counted = self.totals(without=without)
         if not counted.model:
             return 0.0 if not analytic.model else float("inf")
@@ -175,10 +175,9 @@ class AnalyticComparison:
 
 
 def agreement(parts: Parts, counted: CountedStep) -> Agreement:
-    """Put an analytic count and a counted one side by side.
+    """Compare an analytic count with a counted one, part by part.
 
-    Counted attention is the whole rectangle, so the analytic one must have been asked for
-    `pairs="computed"`.
+    Counted attention has all pairs, so the analytic count must be made with `pairs="computed"`.
     """
     analytic = summed((_TOGETHER.get(part, part), cost) for part, cost in parts.items())
     run = summed((part_of(*names), cost) for names, cost in counted.rows.items())
@@ -189,9 +188,9 @@ def agreement(parts: Parts, counted: CountedStep) -> Agreement:
 
 
 def part_of(module: str, operator: str = "") -> str:
-    """The part of a model that a module of this name is, as the analytic engine calls them.
+    """Return the part, by the analytic engine's names, that a module's FLOPs belong to.
 
-    What a mixing module computes itself, outside its layers, is the mixing: attention or a scan.
+    Products that an attention or Mamba module computes itself are the attention core or the scan.
     """
     words = module.split(".")
     if "convolution" in operator:

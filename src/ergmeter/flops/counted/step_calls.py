@@ -30,7 +30,7 @@ _attention = nn.functional.scaled_dot_product_attention
 
 
 def count(request: remote.CountRequest) -> list[list[CallFlops]]:
-    """The FLOPs of each call, group by group; of one that can't be counted, why."""
+    """Return the FLOPs of each call, by group; for a call that can't be counted, the error."""
     results = []
     for number, data in enumerate(request.groups):
         error = request.errors.get(number)
@@ -45,7 +45,7 @@ def count(request: remote.CountRequest) -> list[list[CallFlops]]:
 
 
 def main(path: str) -> None:
-    """Counts the request in this folder; runs in an interpreter of its own."""
+    """Count the request in this folder; the entry point of the counting process."""
     folder = Path(path)
     about, groups = remote.files(folder)
     errors = {int(number): why for number, why in about["errors"].items()}
@@ -75,7 +75,10 @@ def _count_call(call: ModuleCall, assumptions: tuple[str, ...]) -> CallFlops:
 
 
 def _run(call: ModuleCall) -> tuple[CountedStep, bool]:
-    """The count of a forward and, where there was one, a backward pass; and whether there was."""
+    """Count the forward pass of a call and its backward pass if the recorded call had one.
+
+    Also returns whether there was a backward pass.
+    """
     model = call.module
     if model.training != call.training:
         model.train(call.training)
@@ -114,7 +117,7 @@ def _flops_of(
 
 
 def _attention_without_dropout(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-    """Attention as a kernel. The CPU has none with dropout and computes masked pairs too."""
+    """Call sdpa with dropout 0, so that it stays one kernel: the CPU has none with dropout."""
     args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
     if "dropout_p" in kwargs:
         kwargs["dropout_p"] = 0.0
@@ -122,7 +125,7 @@ def _attention_without_dropout(*args: Any, **kwargs: Any) -> torch.Tensor:  # no
 
 
 class _OnCpu(TorchFunctionMode):
-    """Keeps what a forward puts on a named device on the CPU, where all of the copy is."""
+    """Replaces devices in torch calls by the CPU, where the copy of the model is."""
 
     def __torch_function__(
         self,
@@ -131,7 +134,7 @@ class _OnCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call a function of torch, its device replaced."""
+        """Call a torch function with its device argument replaced by the CPU."""
         kwargs = kwargs or {}
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": "cpu"}

@@ -1,11 +1,11 @@
 """Names, shapes and flags of a model's parameters when its weights are sharded or packed.
 
 `numel()` on one rank is wrong: FSDP leaves a part of one long vector, ZeRO-3 an empty tensor, and
-4 bits put two weights into a byte. Each stores the true shape beside the weight, and it is read
-there. A DTensor has the unsharded shape itself.
+4-bit types store two weights per byte. Each also stores the true shape, which is read here. A
+DTensor has the unsharded shape itself.
 
-A training may be running on another thread and swap parameters. So a module's parameters are taken
-all at once, and only what does not change is read. Nothing of torch is imported.
+A training on another thread may replace parameters meanwhile. So a module's parameters are copied
+to a list first, and only fixed attributes are read. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _ENGINES = ("DeepSpeedEngine", "PipelineEngine", "DeepSpeedHybridEngine")
 
 @dataclass(frozen=True, slots=True)
 class UnshardedParameter:
-    """A parameter as it is on all ranks together, unpacked."""
+    """A parameter with its true shape: of all ranks together, unpacked."""
 
-    name: str  # without what wrappers put around it
-    shape: tuple[int, ...] | None  # None: packed in a way that does not tell
+    name: str  # without the prefixes of wrappers
+    shape: tuple[int, ...] | None  # None: packed, and the true shape is unknown
     dtype: str
     requires_grad: bool
 
     @property
     def numel(self) -> int | None:
-        """The number of its elements."""
+        """The number of elements; None if the shape is unknown."""
         return None if self.shape is None else prod(self.shape)
 
 
 def unsharded_parameters(model: Any, inside: object = None) -> list[UnshardedParameter]:  # noqa: ANN401
-    """Every parameter of a torch module once, on any rank.
+    """Return every parameter of a torch module once, on any rank.
 
-    `inside` is a module in it: only its parameters are given then, by the names they have there.
-    What is known of them may lie further out: FSDP's wrapper keeps what it took from the module.
+    `inside`: a submodule; only its parameters are returned, with their names in it. `model` must
+    still be the outermost module, because FSDP's wrapper has the submodule's parameters.
     """
     visited: set[int] = set()
     parameters: list[UnshardedParameter] = []
@@ -62,7 +62,7 @@ def unsharded_parameters(model: Any, inside: object = None) -> list[UnshardedPar
 
 
 def sizes(parameters: Iterable[UnshardedParameter]) -> tuple[int, int] | None:
-    """The number of elements and of trained ones; None where packing hides it."""
+    """Return the number of elements and of trained elements; None if packing hides it."""
     counts = [(parameter.numel, parameter.requires_grad) for parameter in parameters]
     if any(count is None for count, _ in counts):
         return None
@@ -70,7 +70,7 @@ def sizes(parameters: Iterable[UnshardedParameter]) -> tuple[int, int] | None:
 
 
 def sharded_by(model: Any) -> str:  # noqa: ANN401
-    """The library through which a forward pass talks to other processes; empty if none does."""
+    """Return the library that shards the model over processes; "" if it is not sharded."""
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
         if "FullyShardedDataParallel" in kinds:
@@ -88,12 +88,12 @@ def sharded_by(model: Any) -> str:  # noqa: ANN401
 
 
 def _plain(name: str) -> str:
-    """A name without what wrappers put into it."""
+    """Return a parameter's name without the parts that wrappers add."""
     return ".".join(word for word in name.split(".") if word and word not in _WRAPPED)
 
 
 def _flattened(name: str, module: Any) -> Iterator[tuple[tuple[int, str], UnshardedParameter]]:  # noqa: ANN401
-    """The parameters in this module's FSDP vector, and where each was taken from."""
+    """Yield the parameters in a module's FSDP vector, each after its (module id, name)."""
     vector = getattr(getattr(module, "_handle", None), "flat_param", None)
     if vector is None or not hasattr(vector, "_param_infos"):
         return
