@@ -19,7 +19,7 @@ def clone(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
-    for name in ("python", "erg"):
+    for name in ("python", "erg", "mkdocs"):
         path = tmp_path / ".venv" / "bin" / name
         path.write_text(f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/log\n')
         path.chmod(0o755)

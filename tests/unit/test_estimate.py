@@ -149,7 +149,7 @@ def test_the_verdict_says_what_is_needed_and_what_is_there() -> None:
     assert "90 % of" in verdict(needs, roomy)
     tight = Room(needs, "its datasheet")
     assert verdict(needs, tight).startswith("does not fit: needs ")
-    assert "not known: no device" in verdict(needs, Missing("no device"))
+    assert "unknown: no device" in verdict(needs, Missing("no device"))
     found = memory_results(memory, tight, None)
     assert value(found[PEAK]) == needs
     assert value(found[SPARE]) == pytest.approx(-0.1 * needs)
@@ -275,7 +275,7 @@ def test_copies_of_a_model_share_the_sequences() -> None:
     assert each.sequences == 2
     room = each.weights_bytes + 10 * each.cache_bytes
     assert each.sequences_max(room) == 20
-    with pytest.raises(UsageError, match="no multiple of 3 copies"):
+    with pytest.raises(UsageError, match="must be a multiple of the 3 model copies"):
         serving(graph, Batch.of(4, 128), plain("bf16", source="the test"), Parallel(data=3))
 
 

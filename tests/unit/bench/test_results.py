@@ -505,7 +505,8 @@ def test_rates_of_some_ranks_are_not_those_of_all(tmp_path: Path) -> None:
     partly, wholly = rows(tmp_path)
     assert partly["real_tokens_per_s"] is None
     assert partly["real_tokens_per_s_per_device"] is None
-    assert "1 of the 2 ranks recorded no steps" in json.loads(partly["missing"])["real_tokens_per_s"]
+    why = json.loads(partly["missing"])["real_tokens_per_s"]
+    assert "1 of the 2 ranks recorded no steps" in why
     assert partly["computed_tokens_per_s"] == 4096.0  # the Trainer's, of both
     assert partly["rates_from"] == "trainer"
     assert wholly["real_tokens_per_s"] == pytest.approx(600)  # 300 of each

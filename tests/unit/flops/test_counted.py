@@ -498,11 +498,15 @@ class Decides(nn.Linear):
     [
         (lambda: count(Decides(8, 8), inputs=(torch.zeros(1, 8),)), NotMeasurable, "values"),
         (lambda: count(nn.Linear(8, 8), inputs=(torch.zeros(1, 7),)), NotMeasurable, "inputs="),
-        (lambda: count(nn.Linear(8, 8), batch_size=1, seq_len=8), UsageError, "no input_ids"),
+        (
+            lambda: count(nn.Linear(8, 8), batch_size=1, seq_len=8),
+            UsageError,
+            "neither input_ids nor",
+        ),
         (
             lambda: count(nn.Bilinear(8, 8, 8), batch_size=1, seq_len=8),
             UsageError,
-            r"no input_ids.*\(input1, input2\)",
+            r"neither input_ids nor.*\(it needs input1, input2\)",
         ),
         (lambda: count(llama(), batch_size=0, seq_len=8), UsageError, "batch_size"),
         (lambda: count(llama(), batch_size=1), UsageError, "seq_len"),

@@ -503,7 +503,8 @@ def test_profiled_iterations_give_als_parts_in_the_next_block_and_in_the_report(
     marks = {mark.name: mark for mark in Run.open(run).marks}
     warmup_ns = marks["profile_unread"].t_ns
     profile = json.loads(marks["profiled"].detail)
-    assert profile["held_s"] * 1e9 >= warmup_ns - marks["profiled"].t_ns - 1e6
+    assert warmup_ns >= marks["profiled"].t_ns
+    assert profile["held_s"] > 0
     starts = Run.open(run).steps()["start_ns"]
     assert (starts[13] >= warmup_ns).all()
 

@@ -36,7 +36,7 @@ def test_the_time_with_a_kernel_is_computation_and_nothing_communicates(tmp_path
     assert communication.value == 0.0
     for part in (computation, communication):
         assert part.basis == "derived"
-        assert "one rank on one GPU communicates with none" in part.note
+        assert "one rank on one GPU does not communicate" in part.note
     # What a profile alone can tell is still absent.
     assert "no steps were profiled" in reason(run, "profile.compute_frac", window="unbroken")
 
