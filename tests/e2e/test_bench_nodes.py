@@ -390,7 +390,7 @@ def test_what_would_not_be_one_training_or_one_run_is_refused(
 
 def test_this_machine_alone_is_not_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match="wants 2 nodes and the launcher `local` has one"):
+    with pytest.raises(UsageError, match="needs 2 nodes, but the launcher `local` has one"):
         LocalLauncher(LaunchOptions()).check([cell("0=end")])
 
 

@@ -84,7 +84,7 @@ def test_a_killed_writer_is_shown_as_cut_off(lab: Lab) -> None:
     terminal.read_until(b"cut off")
     shown = terminal.read_all()
     assert terminal.process.wait(TIMEOUT_S) == 0
-    assert b"nobody writes it any more" in shown
+    assert b"its writer is gone" in shown
 
 
 def test_a_run_that_vanishes_is_told_in_a_line(lab: Lab) -> None:
