@@ -202,6 +202,8 @@ mine = []
 for _ in range(30):
     mine += [r for r in probe.read() if getattr(r, 'device', None) == device.id]
     time.sleep(probe.period_s)
+# The counter is read as often as its cost allows, and always at the end.
+mine += [r for r in probe.read_last() if getattr(r, 'device', None) == device.id]
 probe.close()
 power = [sample.power_w for sample in mine if sample.power_w is not None]
 energy = [(sample.t_ns, sample.energy_j) for sample in mine if sample.energy_j is not None]
