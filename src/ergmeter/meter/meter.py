@@ -157,8 +157,11 @@ class Meter:
         self._begin(self.plan.begun(only_joins=self.looks_on))
         return self
 
-    def close(self, ended: str | None = None) -> None:
-        """Stop measuring and close the run. `ended` is its status, "finished" if left out."""
+    def close(self, ended: str | None = None, *, ended_ns: int | None = None) -> None:
+        """Stop measuring and close the run. `ended` is its status, "finished" if left out.
+
+        `ended_ns`: when it ended, if that was before now.
+        """
         if self._in_fork is not None:  # a forked child that never stepped: the run is its parent's
             self._in_fork = None
             self._append = self._closed
@@ -167,7 +170,8 @@ class Meter:
             return
         self._append = self._closed
         last = partial(self._last, handover, ended or "finished")
-        handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
+        ended_ns = ended_ns or monotonic_ns()
+        handover.stop(Mark(ended_ns, "ended", ended) if ended else None, last=last)
         # Not earlier: if the line above is interrupted, a second close must finish its work.
         self._handover = None
         active_meters.discard(self)

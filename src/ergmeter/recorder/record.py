@@ -314,6 +314,7 @@ def record(request: RecordRequest) -> Recording:
     meter.watch(pid)
     counts = FlopCounts(run)
     status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
+    ended_ns = time.monotonic_ns()
     is_over.set()
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
@@ -325,7 +326,7 @@ def record(request: RecordRequest) -> Recording:
             meter.record(nothing)
     shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
     counts.finish(meter)
-    meter.close(_ended(code))
+    meter.close(_ended(code), ended_ns=ended_ns)
     while late := signal.sigpending() & _WAITED:
         signal.sigwait(late)  # meant for a command that has ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)

@@ -61,3 +61,17 @@ def test_hardware_counters_that_were_read_too_seldom_explain_nothing(runs: Path)
 def test_a_small_model_waits_for_launches(runs: Path) -> None:
     blocks = explain(evidence_of(Run.open(runs / "nano-char"))).blocks
     assert max(block.share_frac for block in blocks if "launch-bound" in block.title) > 0.4
+
+
+def test_the_whole_run_ends_with_the_command(runs: Path) -> None:
+    """Not with the recorder, which had FLOPs to count and files to close: 0.28 s later here."""
+    run = Run.open(runs / "gpt2-eager")
+    at_s = {mark.name: (mark.t_ns - run.start_ns) / 1e9 for mark in run.writers[0].marks}
+    assert at_s["closed"] - at_s["ended"] == pytest.approx(0.285, abs=0.001)
+    readings = summarize(run).readings
+    lasted = readings["time.run_s"]
+    assert isinstance(lasted, Reading)
+    assert lasted.value == pytest.approx(at_s["ended"], abs=1e-6)
+    tokens = readings["throughput.whole_run_tokens_per_s"]
+    assert isinstance(tokens, Reading)
+    assert tokens.value == pytest.approx(261 * 16384 / at_s["ended"], rel=1e-6)

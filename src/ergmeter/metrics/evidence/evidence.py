@@ -388,7 +388,10 @@ class Evidence:
 
     @cached_property
     def watched(self) -> Window:
-        """The time from the run's first record to its last."""
+        """The time from the run's first record to its last, or to the end of its command.
+
+        The recorder may go on counting FLOPs after that.
+        """
         start_ns = self.run.start_ns
         seen_ns = [
             int(series.t_ns[-1])
@@ -396,7 +399,10 @@ class Evidence:
             if not writer.closed  # a closed writer's last mark is its end
             for series in self.run.said_by(number, "cpu_s")["cpu_s"].values()
         ]
-        end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
+        marks = [mark for mark in self.run.marks if mark.name == "ended"]
+        if not marks or self.started_by != COMMAND:
+            marks = self.run.marks
+        end_ns = max([*seen_ns, *(mark.t_ns for mark in marks)], default=start_ns)
         if len(self.all_steps):
             start_ns = min(start_ns, self.all_steps.lowest("start_ns"))
             end_ns = max(end_ns, self.all_steps.highest("end_ns"))
