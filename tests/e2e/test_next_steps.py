@@ -22,7 +22,7 @@ WITH_AN_END_OF_THEIR_OWN = {
 def on_a_terminal(*words: str, cwd: Path) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "ergmeter", *words], cwd=cwd, stdout=theirs
+        [sys.executable, "-m", "ergmeter", *words], cwd=cwd, stderr=theirs
     ) as erg:
         os.close(theirs)
         parts = []
@@ -43,9 +43,9 @@ def test_a_list_ends_with_what_to_do_with_a_run(tmp_path: Path) -> None:
     code, text = on_a_terminal("list", cwd=tmp_path)
     assert code == 0
     assert "next: erg report DIRECTORY/NAME; erg compare" in text.splitlines()[-1]
-    code, text = on_a_terminal("check", "runs/first", cwd=tmp_path)
+    code, text = on_a_terminal("explain", "runs/first", cwd=tmp_path)
     assert code == 0
-    assert "next: erg compare runs/first OTHER" in text
+    assert "erg compare runs/first OTHER" in text.splitlines()[-1]
     code, text = on_a_terminal("list", "--json", cwd=tmp_path)
     assert code == 0
     assert "next:" not in text

@@ -316,14 +316,14 @@ def run(
     path = None
     held_out: list[float] = []
     try:
-        training = DemoTraining(size, device, documents)
-        steps = max(1, round(seconds / training.step_s()))
+        steps = max(1, round(seconds / DemoTraining(size, device, documents).step_s()))
         with Meter(
             out, name="demo", warmup_steps=WARMUP_STEPS, model=size.model.described,
             seq_len=round(fmean(len(document.text) - 1 for document in documents)),
             dtype=computed_in(device), budget=Budget(steps=steps),
         ) as meter:  # fmt: skip
             path = meter.path
+            training = DemoTraining(size, device, documents)  # not the one that was timed
             _train(meter, training, steps, seconds, tell, held_out)
     except KeyboardInterrupt:
         if path is None:
