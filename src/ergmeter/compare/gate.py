@@ -411,9 +411,9 @@ def unjudged(error: Exception) -> Gate:
 
 
 def _fairness(pair: ConfigurationPair) -> Fairness:
-    """Check that both sides did the same work; bench cells are already paired by settings.
+    """Check that both sides did the same work; bench cells need no check: settings pair them.
 
-    Columns of `--by` are not exempt: they are equal, but facts that depend on them may differ.
+    Facts are compared even if `--by` pairs the runs: they may differ although its columns do not.
     """
     is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
     return Fairness() if is_bench else fairness(pair.ref, pair.new, ())

@@ -36,9 +36,9 @@ _NEAR = 1e-6
 
 
 def is_original(row: Mapping[str, float]) -> bool:
-    """True if the rate is all tokens over the time after the warm-up, as in the original.
+    """True if a row is the original SFT-Play's: its rate is tokens / (wall time - warm-up).
 
-    Its files do not name their origin, but its floats are not rounded, so the identity is exact.
+    SFT-Play's files do not name it, but its floats are not rounded, so the equation holds exactly.
     """
     tokens, rate = row.get("tokens_processed"), row.get("tok_per_s")
     wall_s, warmup_s = row.get("wall_s"), row.get("warmup_s")

@@ -118,7 +118,7 @@ class Groups:
         return bool(self._open or self._waiting)
 
     def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
-        """Takes the next plain line and its figures. Yields the groups that are complete."""
+        """Add figures of a line to its rank's open step. Yields each finished step, as one line."""
         whose = rank_of(line.text)
         opened = self._open.get(whose)
         if opened is not None and any(name in opened[1] for name, _ in figures):

@@ -525,7 +525,7 @@ class Evidence:
         return gpu_use(self.run, self.settings.devices)
 
     def gpus(self, state: str) -> list[Device]:
-        """The GPUs whose use is "used", "unused" or "unknown"."""
+        """Return the GPUs whose use is `state`: "used", "unused" or "unknown"."""
         return [self.run.devices[id_] for id_, use in self.gpu_use.items() if use.state == state]
 
     def series(self, column: str) -> Mapping[str, Series]:

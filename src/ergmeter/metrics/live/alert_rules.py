@@ -295,7 +295,7 @@ def is_same(first: NotedAlert, other: NotedAlert) -> bool:
 
 
 def _is_one_event(first: NotedAlert, other: NotedAlert) -> bool:
-    """True if two recorded alerts, or two judged alerts, are of the same event."""
+    """True if two alerts, both recorded by the run or both raised by a viewer, are one event."""
     rule = first.rule
     if rule is None or not is_same(first, other):
         return False

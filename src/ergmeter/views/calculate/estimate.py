@@ -183,7 +183,7 @@ def _data(
     results: dict[str, Result],
     assumptions: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the estimate as JSON, in base units; `counted`: the key of the most that fit."""
+    """Return the estimate as JSON, in base units. `counted`: the key of each way's largest fit."""
     return {
         "readings": {key: result(reading) for key, reading in results.items()},
         "verdict": verdict_line,

@@ -386,7 +386,7 @@ _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 
 
 def counted_document(counted: CountedStep, agreed: AnalyticComparison) -> Document:
-    """Return a counted step by module and by operator, and where the analytic count differs."""
+    """Return the FLOPs of a step counted by running it, and whether the analytic count agrees."""
     parts: tuple[Part, ...] = (
         _counted_table("module", counted.modules(depth=_DEPTH)),
         _counted_table("operator", counted.operators),
